@@ -191,7 +191,9 @@ class SuffixModel:
                 if cand.score >= mine.score:
                     mine = cand
             if source == OWN or mine.score > best.score:
-                best = Draft(mine.tokens, mine.probs, mine.score, mine.match_len, source)
+                best = Draft(
+                    mine.tokens, mine.probs, mine.score, mine.match_len, source
+                )
         return best
 
     def allowed(self, request: int, context: Sequence[int]) -> list[Draft]:
