@@ -1,0 +1,67 @@
+"""The settings that vLLM has no key for: ``--additional-config '{"mrv2_spec": ...}'``."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+KEY = "mrv2_spec"
+
+Tie = Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, with their defaults."""
+
+    tie: Tie = "earliest"
+    """Which of several equally long n-gram matches is continued."""
+    trim: bool = True
+    """Whether only the drafts worth it are verified."""
+    trim_min_tokens: int = 16
+    """A step verifies drafts freely up to this many tokens, where rows cost nothing."""
+
+
+class SettingsError(ValueError):
+    """A setting that cannot work; the message names it and the remedy."""
+
+
+def parse_settings(additional_config: Any) -> Settings:
+    """Check the ``mrv2_spec`` part of vLLM's additional configuration.
+
+    Args:
+        additional_config: vLLM's ``additional_config``: a mapping, or anything else
+            when the user set none.
+
+    Raises:
+        SettingsError: an unknown key, or a value of the wrong kind.
+    """
+    if not isinstance(additional_config, Mapping):
+        return Settings()
+    given = additional_config.get(KEY, {})
+    if not isinstance(given, Mapping):
+        raise SettingsError(
+            f"additional_config[{KEY!r}]={given!r} must be an object such as "
+            '{"tie": "earliest"}'
+        )
+    known = {field.name for field in fields(Settings)}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            raise SettingsError(
+                f"additional_config[{KEY!r}] has the unknown key {name!r}; "
+                f"did you mean {near[0]!r}? Known keys: {', '.join(sorted(known))}"
+            )
+    settings = Settings(**given)
+    if settings.tie not in get_args(Tie):
+        raise SettingsError(
+            f"{KEY}.tie={settings.tie!r} must be one of {', '.join(get_args(Tie))}"
+        )
+    if not isinstance(settings.trim, bool):
+        raise SettingsError(f"{KEY}.trim={settings.trim!r} must be true or false")
+    tokens = settings.trim_min_tokens
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise SettingsError(
+            f"{KEY}.trim_min_tokens={tokens!r} must be a whole number of at least 0"
+        )
+    return settings

@@ -1,0 +1,118 @@
+"""Which speculative methods this plugin serves, and what it refuses before a start."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from mrv2_spec.config import SettingsError, parse_settings
+from mrv2_spec.integration.patching import Patch
+
+NGRAM_METHODS = ("ngram", "ngram_gpu")
+SERVED_METHODS = (*NGRAM_METHODS, "custom_class")
+
+
+def served_method(vllm_config: Any) -> str | None:
+    """Return the engine's speculative method if this plugin drafts for it on V2."""
+    spec_config = vllm_config.speculative_config
+    if spec_config is None or spec_config.method not in SERVED_METHODS:
+        return None
+    method: str = spec_config.method
+    return method if vllm_config.use_v2_model_runner else None
+
+
+def speculator_class(vllm_config: Any) -> type[Any]:
+    """Return the speculator class for a served method.
+
+    Raises:
+        SettingsError: a ``custom_class`` that cannot be loaded, or is no
+            ``BaseSpeculator``.
+    """
+    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+    spec_config = vllm_config.speculative_config
+    if spec_config.method in NGRAM_METHODS:
+        from mrv2_spec.ngram import NgramSpeculator
+
+        return NgramSpeculator
+    cls = _load_custom_class(spec_config.model)
+    if not (isinstance(cls, type) and issubclass(cls, BaseSpeculator)):
+        raise SettingsError(
+            f"model={spec_config.model!r} of method 'custom_class' is no subclass of "
+            "vllm.v1.worker.gpu.spec_decode.speculator.BaseSpeculator; the V2 model "
+            "runner takes only such speculators"
+        )
+    return cls
+
+
+def _load_custom_class(path: str) -> Any:
+    module_name, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"model={path!r} of method 'custom_class' cannot be loaded ({error}); it "
+            "must be the dotted path of a class, such as 'my_package.MySpeculator'"
+        ) from error
+
+
+def check_settings(vllm_config: Any) -> None:
+    """Refuse what cannot work, before any model is loaded.
+
+    Raises:
+        SettingsError: one line that names the setting and the remedy.
+    """
+    parse_settings(vllm_config.additional_config)
+    spec_config = vllm_config.speculative_config
+    num_drafts = spec_config.num_speculative_tokens
+    max_model_len = vllm_config.model_config.max_model_len
+    if num_drafts is None or num_drafts < 1:
+        raise SettingsError(
+            f"num_speculative_tokens={num_drafts} must be at least 1; set it in the "
+            "speculative config"
+        )
+    if num_drafts > max_model_len:
+        raise SettingsError(
+            f"num_speculative_tokens={num_drafts} exceeds max_model_len="
+            f"{max_model_len}; lower it to what a response can hold, such as 8"
+        )
+    if spec_config.method in NGRAM_METHODS:
+        shortest, longest = spec_config.prompt_lookup_min, spec_config.prompt_lookup_max
+        if not 1 <= shortest <= longest:
+            raise SettingsError(
+                f"prompt_lookup_min={shortest} and prompt_lookup_max={longest} must "
+                "satisfy 1 <= min <= max"
+            )
+        if longest > MAX_PROMPT_LOOKUP:
+            raise SettingsError(
+                f"prompt_lookup_max={longest} exceeds {MAX_PROMPT_LOOKUP}; longer "
+                "matches find nothing that shorter ones do not"
+            )
+    if getattr(vllm_config, "watermark_config", None) is not None:
+        raise SettingsError(
+            f"method {spec_config.method!r} does not support watermarking; remove one"
+        )
+
+
+# The match length is unrolled in the kernel.
+MAX_PROMPT_LOOKUP = 64
+
+
+def _wrap_unsupported(original: Callable[[Any], list[str]]) -> Callable[..., list[str]]:
+    def _get_v2_model_runner_unsupported_features(self: Any) -> list[str]:
+        features = original(self)
+        spec_config = self.speculative_config
+        if spec_config is None or spec_config.method not in SERVED_METHODS:
+            return features
+        served = f"speculative method '{spec_config.method}'"
+        return [feature for feature in features if feature != served]
+
+    return _get_v2_model_runner_unsupported_features
+
+
+PATCHES = (
+    Patch(
+        "VllmConfig._get_v2_model_runner_unsupported_features",
+        (("self",),),
+        _wrap_unsupported,
+    ),
+)

@@ -1,0 +1,135 @@
+"""Rebind attributes of vLLM: all of a module's or none, each checked first."""
+
+import importlib.abc
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class PatchError(RuntimeError):
+    """vLLM does not look as it did in the versions that a hook was written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One attribute to rebind.
+
+    Args:
+        attribute: dotted path inside the module, such as ``VllmConfig.__post_init__``.
+        parameters: the parameter names that the original must have, in order; one
+            tuple for each supported shape.
+        wrap: takes the original and returns what replaces it.
+    """
+
+    attribute: str
+    parameters: tuple[tuple[str, ...], ...]
+    wrap: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    owner: Any
+    name: str
+    original: Any
+    replacement: Any
+
+
+_applied: list[_Applied] = []
+
+
+def _resolve(module: ModuleType, attribute: str) -> tuple[Any, str, Any]:
+    owner: Any = module
+    *path, name = attribute.split(".")
+    try:
+        for part in path:
+            owner = getattr(owner, part)
+        return owner, name, getattr(owner, name)
+    except AttributeError:
+        raise PatchError(
+            f"{module.__name__}.{attribute} does not exist in this vLLM; install one "
+            "of the supported versions, or set MRV2_SPEC=0"
+        ) from None
+
+
+def apply(module: ModuleType, patches: Sequence[Patch]) -> None:
+    """Check all of a module's patches, then apply them.
+
+    Raises:
+        PatchError: an attribute is missing or takes other parameters; nothing was
+            changed.
+    """
+    ready = []
+    for patch in patches:
+        owner, name, original = _resolve(module, patch.attribute)
+        found = tuple(inspect.signature(original).parameters)
+        if found not in patch.parameters:
+            raise PatchError(
+                f"{module.__name__}.{patch.attribute} takes ({', '.join(found)}), "
+                f"expected ({') or ('.join(', '.join(p) for p in patch.parameters)}); "
+                "install a supported vLLM, or set MRV2_SPEC=0"
+            )
+        ready.append(_Applied(owner, name, original, patch.wrap(original)))
+    for applied in ready:
+        setattr(applied.owner, applied.name, applied.replacement)
+        _applied.append(applied)
+
+
+def revert_all() -> None:
+    """Give vLLM back its own attributes, the last one rebound first."""
+    while _applied:
+        applied = _applied.pop()
+        if getattr(applied.owner, applied.name) is applied.replacement:
+            setattr(applied.owner, applied.name, applied.original)
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _PatchOnImport)]
+
+
+def apply_on_import(module_name: str, patches: Sequence[Patch]) -> None:
+    """Apply patches when a module is first imported, or now if it already was.
+
+    Some modules must not be imported early: on a CPU host vLLM replaces parts of torch
+    before it loads its V2 runner.
+    """
+    module = sys.modules.get(module_name)
+    if module is not None:
+        apply(module, patches)
+    else:
+        sys.meta_path.insert(0, _PatchOnImport(module_name, patches))
+
+
+class _PatchOnImport(importlib.abc.MetaPathFinder):
+    def __init__(self, module_name: str, patches: Sequence[Patch]) -> None:
+        self._module_name = module_name
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._module_name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader, self._patches)
+        return spec
+
+
+class _PatchingLoader(importlib.abc.Loader):
+    def __init__(self, loader: Any, patches: Sequence[Patch]) -> None:
+        self._loader = loader
+        self._patches = patches
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        apply(module, self._patches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -1,0 +1,35 @@
+"""Builds the speculator of a served method in place of vLLM's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mrv2_spec.integration.methods import served_method, speculator_class
+from mrv2_spec.integration.patching import Patch
+
+# Where the verification hook, which is handed the request states alone, finds the
+# speculator that reads them.
+_SPECULATOR = "_mrv2_spec_speculator"
+
+
+def speculator_of(req_states: Any) -> Any:
+    """Return the served speculator that reads these request states, or None."""
+    return getattr(req_states, _SPECULATOR, None)
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+        if served_method(vllm_config) is None:
+            return original(vllm_config, device, req_states)
+        speculator = speculator_class(vllm_config)(vllm_config, device, req_states)
+        # vLLM hands this over when it trims; without it every draft counts as sure.
+        if not hasattr(speculator, "draft_token_confidence_probs"):
+            speculator.draft_token_confidence_probs = None
+        setattr(req_states, _SPECULATOR, speculator)
+        return speculator
+
+    return init_speculator
+
+
+PATCHES = (Patch("init_speculator", (("vllm_config", "device", "req_states"),), _wrap),)

@@ -1,0 +1,352 @@
+"""Puts the trimmer where vLLM's V2 runner asks which drafts a step verifies.
+
+The runner was built to talk to its ``AdaptiveVerificationManager``; ours answers the
+same calls. Within a step: ``get_num_tokens`` chooses the budget, ``compact_batch``
+lays out the host's copy of the batch, ``reallocate_drafts`` the device's, and after
+drafting ``record_confidences`` publishes what a later step decides by.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mrv2_spec.budget import choose_draft_budget
+from mrv2_spec.config import Settings, parse_settings
+from mrv2_spec.integration.patching import Patch
+from mrv2_spec.integration.speculator import speculator_of
+from mrv2_spec.lagged_counts import LaggedCounts
+from mrv2_spec.trimmer import VariableDraftTrimmer
+
+logger = logging.getLogger("vllm.mrv2_spec")
+
+Int32Array = npt.NDArray[np.int32]
+
+# Backends seen to take every query length from the device. Others may plan from the
+# host's copy, which a trimmed batch deliberately leaves inexact.
+DEVICE_QUERY_LEN_BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+
+
+class TrimManager:
+    """Answers the runner's calls with a :class:`VariableDraftTrimmer`.
+
+    Args:
+        speculator: publishes ``num_valid_drafts_for_trim``.
+        req_states: the runner's request states.
+        query_start_loc: [max_num_reqs + 1] int32, the runner's device buffer.
+        num_bonus_tokens: logits rows of a request beside those of its drafts.
+        max_total_logits: the most logits rows that one step may have.
+        max_concurrent_batches: steps that the engine may have in flight.
+        returns_admitted_counts: whether ``reallocate_drafts`` has a fourth result
+            (vLLM 0.33).
+        settings: the plugin's settings.
+    """
+
+    def __init__(
+        self,
+        speculator: Any,
+        req_states: Any,
+        query_start_loc: torch.Tensor,
+        num_bonus_tokens: int,
+        max_total_logits: int,
+        max_concurrent_batches: int,
+        returns_admitted_counts: bool,
+        settings: Settings,
+    ) -> None:
+        self._req_states = req_states
+        self._returns_admitted_counts = returns_admitted_counts
+        self._settings = settings
+        max_num_reqs = req_states.max_num_reqs
+        self._num_valid_drafts = speculator.num_valid_drafts_for_trim
+        self._trimmer = VariableDraftTrimmer(
+            self._num_valid_drafts,
+            query_start_loc,
+            num_bonus_tokens,
+            max_num_reqs=max_num_reqs,
+            max_total_logits=max_total_logits,
+            device=req_states.device,
+        )
+        # [max_num_reqs, K] by slot; what the drafter publishes is batch-ordered.
+        self._confidences = torch.ones(
+            max_num_reqs,
+            req_states.num_speculative_steps,
+            dtype=torch.float32,
+            device=req_states.device,
+        )
+        self._lagged = LaggedCounts(self._num_valid_drafts, max_concurrent_batches + 1)
+        # Publications a slot still has to wait for before its copies are its own.
+        self._unknown_for = np.zeros(max_num_reqs, dtype=np.int32)
+        self._graph_sizes: list[int] = []
+        # The runner asks for the budget and uses it in separate calls of one step.
+        self._draft_budget = 0
+        self._num_drafts: Int32Array = np.zeros(0, dtype=np.int32)
+        self._num_scheduled: Int32Array = np.zeros(0, dtype=np.int32)
+
+    def add_request(self, req_idx: int) -> None:
+        """Forget what a slot's former request left."""
+        self._num_valid_drafts[req_idx].fill_(0)
+        self._unknown_for[req_idx] = self._lagged.lag
+
+    def get_num_tokens(
+        self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
+    ) -> int:
+        """Choose the step's draft budget and return its number of tokens."""
+        req_id_to_index = self._req_states.req_id_to_index
+        num_drafting = len(draft_tokens)
+        slots = np.fromiter(
+            map(req_id_to_index.__getitem__, draft_tokens), np.intp, num_drafting
+        )
+        scheduled = np.fromiter(map(len, draft_tokens.values()), np.int32, num_drafting)
+        known = np.where(self._unknown_for[slots] > 0, 0, self._lagged.read()[slots])
+        num_scheduled_drafts = int(scheduled.sum())
+        num_non_draft_tokens = sum(num_tokens_per_req.values()) - num_scheduled_drafts
+        self._draft_budget = choose_draft_budget(
+            num_non_draft_tokens=num_non_draft_tokens,
+            num_scheduled_drafts=num_scheduled_drafts,
+            num_real_drafts=int(np.minimum(known, scheduled).sum()),
+            max_draft_budget=self._trimmer.max_draft_budget(len(num_tokens_per_req)),
+            min_tokens=self._settings.trim_min_tokens,
+            graph_sizes=self._graph_sizes,
+        )
+        return num_non_draft_tokens + self._draft_budget
+
+    def compact_batch(
+        self,
+        num_draft_tokens_per_req: Int32Array,
+        num_scheduled_tokens: Int32Array,
+        cu_num_logits_np: Int32Array,
+    ) -> tuple[Int32Array, Int32Array]:
+        """Lay the budget out on the host, evenly: the device decides who gets it.
+
+        Returns:
+            Token counts [num_reqs] that sum to the step's tokens, and
+            ``cu_num_logits`` [num_reqs + 1], exact only if nothing is verified.
+        """
+        self._num_drafts = num_draft_tokens_per_req
+        self._num_scheduled = num_scheduled_tokens
+        non_draft = num_scheduled_tokens - num_draft_tokens_per_req
+        if self._draft_budget == 0:
+            num_logits = np.arange(cu_num_logits_np.shape[0], dtype=np.int32)
+            return non_draft, num_logits * self._trimmer.num_bonus_tokens
+        return (
+            non_draft + _spread(self._draft_budget, num_draft_tokens_per_req),
+            cu_num_logits_np,
+        )
+
+    def reallocate_drafts(
+        self, req_ids: list[str], idx_mapping: torch.Tensor
+    ) -> tuple[Any, ...]:
+        """Lay the budget out on the device.
+
+        Returns:
+            ``cu_num_logits`` [num_reqs + 1] and ``query_start_loc``
+            [max_num_reqs + 1] on the device, the budget and, for vLLM 0.33, None.
+        """
+        cu_num_logits, query_start_loc = self._trimmer.fill(
+            idx_mapping,
+            self._num_drafts,
+            self._num_scheduled,
+            self._confidences,
+            self._draft_budget,
+        )
+        result = (cu_num_logits, query_start_loc, self._draft_budget)
+        return (*result, None) if self._returns_admitted_counts else result
+
+    def record_confidences(
+        self, confidence_probs: torch.Tensor | None, input_batch: Any
+    ) -> None:
+        """Publish what was just drafted, for the device and, later, for the host."""
+        if confidence_probs is not None:
+            num_reqs = input_batch.num_reqs
+            self._confidences[input_batch.idx_mapping] = confidence_probs[:num_reqs]
+        self._lagged.publish()
+        np.maximum(self._unknown_for - 1, 0, out=self._unknown_for)
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """Note the captured graph sizes; there is nothing to profile."""
+        self._graph_sizes = sorted(capture_sizes)
+        return iter(())
+
+    def set_initial_cost_curves(self, samples: list[Any]) -> None:
+        """Do nothing: the policy needs no costs."""
+
+
+def _spread(budget: int, capacities: Int32Array) -> Int32Array:
+    """Spread a budget over places of given capacity, as evenly as they allow."""
+    widths = np.zeros_like(capacities)
+    left = budget
+    while left > 0:
+        open_places = np.flatnonzero(widths < capacities)
+        share, extra = divmod(left, open_places.shape[0])
+        grant = np.full(open_places.shape[0], share, dtype=widths.dtype)
+        grant[:extra] += 1
+        grant = np.minimum(grant, (capacities - widths)[open_places])
+        widths[open_places] += grant
+        left -= int(grant.sum())
+    return widths
+
+
+def why_not_trimmed(
+    vllm_config: Any, speculator: Any, attn_groups: Any, settings: Settings
+) -> str | None:
+    """Return why an engine must verify every scheduled draft, or None if it need not.
+
+    Args:
+        vllm_config: the engine's configuration.
+        speculator: the drafter in use.
+        attn_groups: the runner's attention groups.
+        settings: the plugin's settings.
+    """
+    parallel = vllm_config.parallel_config
+    if not settings.trim:
+        return "switched off by mrv2_spec.trim=false"
+    if getattr(speculator, "num_valid_drafts_for_trim", None) is None:
+        return "the drafter publishes no num_valid_drafts_for_trim"
+    if vllm_config.lora_config is not None:
+        return "LoRA maps adapters to tokens from the host's boundaries"
+    if parallel.pipeline_parallel_size > 1:
+        return "pipeline parallelism needs the same widths on every stage"
+    if parallel.data_parallel_size > 1:
+        return "data-parallel ranks would have to agree on the widths"
+    if (
+        parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1
+    ):
+        return "context parallelism splits rows by the host's boundaries"
+    if parallel.enable_batch_sharded_sampling:
+        return "batch-sharded sampling needs the widths on the host"
+    if parallel.use_ubatching:
+        return "dual-batch overlap splits the batch by the host's boundaries"
+    if vllm_config.model_config.return_sampling_mask:
+        return "sampling replay needs fixed widths"
+    for group in (group for groups in attn_groups for group in groups):
+        name = group.backend.get_name()
+        if name not in DEVICE_QUERY_LEN_BACKENDS:
+            return (
+                f"attention backend {name} is not known to take query lengths from "
+                f"the device; use one of {', '.join(DEVICE_QUERY_LEN_BACKENDS)}"
+            )
+    return _why_not_captured(vllm_config, attn_groups)
+
+
+def _why_not_captured(vllm_config: Any, attn_groups: Any) -> str | None:
+    from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
+
+    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        return None
+    max_query_len = vllm_config.num_speculative_tokens + 1
+    unsupported = get_varlen_cudagraph_unsupported_backend(
+        attn_groups, vllm_config, max_query_len
+    )
+    if unsupported is None:
+        return None
+    return (
+        f"full CUDA graphs of attention backend {unsupported[0]} do not take query "
+        "lengths that vary; use cudagraph_mode=PIECEWISE"
+    )
+
+
+def _announce(vllm_config: Any, speculator: Any, why_not: str | None) -> None:
+    spec_config = vllm_config.speculative_config
+    describe = getattr(speculator, "describe", None)
+    logger.info(
+        "mrv2-spec: method %s (%s%s), k=%d, trimmer %s, V2 runner, async scheduling %s",
+        spec_config.method,
+        type(speculator).__name__,
+        f", {describe()}" if describe is not None else "",
+        vllm_config.num_speculative_tokens,
+        "on" if why_not is None else f"off: {why_not}",
+        "on" if vllm_config.scheduler_config.async_scheduling else "off",
+    )
+
+
+def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
+    def maybe_create_adaptive_verification_manager(**kwargs: Any) -> Any:
+        req_states = kwargs["req_states"]
+        speculator = speculator_of(req_states)
+        if speculator is None:
+            return original(**kwargs)
+        vllm_config = kwargs["vllm_config"]
+        settings = parse_settings(vllm_config.additional_config)
+        why_not = why_not_trimmed(
+            vllm_config, speculator, kwargs["attn_groups"], settings
+        )
+        _announce(vllm_config, speculator, why_not)
+        if why_not is not None:
+            return None
+        return TrimManager(
+            speculator,
+            req_states,
+            kwargs["query_start_loc"],
+            kwargs["num_bonus_tokens"],
+            kwargs["max_total_logits"],
+            vllm_config.max_concurrent_batches,
+            "copy_admitted_drafts_to_host" in kwargs,
+            settings,
+        )
+
+    return maybe_create_adaptive_verification_manager
+
+
+def _wrap_graph_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resolve_adaptive_cudagraph_mode(
+        mode: Any, *, piecewise_capture_available: bool
+    ) -> Any:
+        # vLLM's own manager insists on full graphs; ours also runs without.
+        if not mode.has_full_cudagraphs():
+            return mode
+        return original(mode, piecewise_capture_available=piecewise_capture_available)
+
+    return resolve_adaptive_cudagraph_mode
+
+
+def _wrap_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if isinstance(self.adaptive_verification, TrimManager):
+            # Row boundaries are exact on the device only.
+            self.rejection_sampler.enable_adaptive_verification = True
+        return result
+
+    return initialize_kv_cache
+
+
+_CREATE_0_32 = (
+    "enable_adaptive_verification",
+    "attn_groups",
+    "req_states",
+    "query_start_loc",
+    "num_bonus_tokens",
+    "max_total_logits",
+    "vllm_config",
+    "target_layer_names",
+    "additional_attn_cg_support",
+)
+
+PATCHES = (
+    Patch(
+        "maybe_create_adaptive_verification_manager",
+        (_CREATE_0_32, (*_CREATE_0_32, "copy_admitted_drafts_to_host")),
+        _wrap_create,
+    ),
+    Patch(
+        "resolve_adaptive_cudagraph_mode",
+        (("mode", "piecewise_capture_available"),),
+        _wrap_graph_mode,
+    ),
+    Patch(
+        "GPUModelRunner.initialize_kv_cache",
+        (
+            (
+                "self",
+                "kv_cache_config",
+                "is_profiling",
+                "kv_cache_allocation_context",
+            ),
+        ),
+        _wrap_initialize,
+    ),
+)

@@ -1,0 +1,48 @@
+"""Device counts on the host, a fixed number of steps late and without waiting."""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class LaggedCounts:
+    """Copies of a device tensor that have landed by construction.
+
+    Copies are enqueued on the stream that also carries the next step's forward pass
+    and, behind it, the sampled tokens that the engine waits for before it prepares a
+    further step. So a copy made ``lag`` steps ago has landed when the engine runs at
+    most ``lag - 1`` steps ahead of the device. Which copy is read depends on the
+    number of steps alone, never on what happens to have landed: all ranks agree.
+
+    Args:
+        source: [max_num_reqs] int32 on the device.
+        lag: steps between a copy and its use, at least 1.
+    """
+
+    def __init__(self, source: torch.Tensor, lag: int) -> None:
+        self._source = source
+        self.lag = lag
+        pin_memory = source.device.type == "cuda"
+        self._free = [
+            torch.zeros(source.shape, dtype=source.dtype, pin_memory=pin_memory)
+            for _ in range(lag)
+        ]
+        self._copies: deque[torch.Tensor] = deque()
+        self._nothing = np.zeros(source.shape, dtype=np.int32)
+
+    def publish(self) -> None:
+        """Enqueue a copy of the source as it is after this step."""
+        if not self._free:
+            self._free.append(self._copies.popleft())
+        copy = self._free.pop()
+        copy.copy_(self._source, non_blocking=True)
+        self._copies.append(copy)
+
+    def read(self) -> npt.NDArray[np.int32]:
+        """Return the copy made ``lag`` publications ago, zeros before there is one."""
+        if len(self._copies) < self.lag:
+            return self._nothing
+        landed: npt.NDArray[np.int32] = self._copies[-self.lag].numpy()
+        return landed

@@ -1,0 +1,131 @@
+"""The base of the drafters that copy from the resident token rows."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+from vllm.v1.worker.gpu.states import RequestState
+
+from mrv2_spec.config import Settings, parse_settings
+from mrv2_spec.counters import DraftCounters
+from mrv2_spec.views import StepInputs, TokenRows
+
+
+class RowSpeculator(BaseSpeculator):
+    """A speculator that drafts from tokens alone, with no forward pass of its own.
+
+    Subclasses implement :meth:`draft`. The base narrows vLLM's wide ``propose``, owns
+    what is published, and books what became of the drafts.
+
+    Args:
+        vllm_config: the engine's configuration, with a speculative part.
+        device: where the token rows live.
+        req_states: the runner's request states; read in place, never changed.
+
+    Attributes:
+        draft_tokens: [max_num_reqs, K] int64, batch-ordered.
+        num_valid_drafts_for_trim: [max_num_reqs] int32, by slot, the leading drafts
+            of a row that are real.
+        draft_token_confidence_probs: [max_num_reqs, K] float32, batch-ordered, the
+            chance that the target accepts a draft given those before it.
+    """
+
+    supports_mm_inputs = False
+    # Rejection sampling takes a draft without logits as certain.
+    draft_logits = None
+    # The rows are scanned every step: they must not live in host memory.
+    needs_dense_token_rows = True
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
+    ) -> None:
+        assert vllm_config.speculative_config is not None
+        self.vllm_config = vllm_config
+        self.device = device
+        self.req_states = req_states
+        self.settings: Settings = parse_settings(vllm_config.additional_config)
+        self.num_speculative_steps = vllm_config.num_speculative_tokens
+        shape = (req_states.max_num_reqs, self.num_speculative_steps)
+        self.draft_tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.draft_token_confidence_probs = torch.zeros(
+            shape, dtype=torch.float32, device=device
+        )
+        self.num_valid_drafts_for_trim = torch.zeros(
+            req_states.max_num_reqs, dtype=torch.int32, device=device
+        )
+        self.counters = DraftCounters(req_states.max_num_reqs, device)
+        # [num_reqs] int32 of the step in progress, set by the grammar hook.
+        self.num_acceptable_drafts: torch.Tensor | None = None
+
+    @abstractmethod
+    def draft(self, step: StepInputs) -> None:
+        """Fill ``draft_tokens``, ``draft_token_confidence_probs`` (batch-ordered) and
+        ``num_valid_drafts_for_trim`` (by slot) for the batch, without host syncs."""
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Do nothing: drafting is not captured."""
+
+    def capture(self) -> None:
+        """Do nothing: drafting is not captured."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        """Draft for the batch that was just sampled.
+
+        Returns:
+            [num_reqs, K] int64; unused places hold the last sampled token. vLLM may
+            write into it afterwards.
+        """
+        num_reqs = input_batch.num_reqs
+        if dummy_run or num_reqs == 0:
+            return self.draft_tokens[:num_reqs]
+        if num_speculative_tokens is None:
+            num_speculative_tokens = self.num_speculative_steps
+        req_states = self.req_states
+        max_seq_len = int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max())
+        step = StepInputs(
+            rows=TokenRows(
+                token_ids=req_states.all_token_ids.gpu,
+                total_len=req_states.total_len.gpu,
+                max_model_len=req_states.max_model_len,
+            ),
+            idx_mapping=input_batch.idx_mapping,
+            num_sampled=num_sampled,
+            # One more than was computed: the token just sampled.
+            max_total_len=min(max_seq_len + 1, req_states.max_model_len),
+            num_speculative_tokens=num_speculative_tokens,
+        )
+        self.draft(step)
+        self.counters.book(
+            input_batch.idx_mapping,
+            num_sampled,
+            input_batch.cu_num_logits,
+            self.num_acceptable_drafts,
+            req_states.total_len.gpu,
+            req_states.prefill_len.gpu,
+            self.num_valid_drafts_for_trim,
+        )
+        self.num_acceptable_drafts = None
+        return self.draft_tokens[:num_reqs]

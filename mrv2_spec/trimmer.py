@@ -1,0 +1,144 @@
+"""Which drafts a step verifies, decided on the device without waiting for it."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mrv2_spec.kernels.fill_draft_budget import fill_draft_budget
+from mrv2_spec.kernels.trim_drafts import trim_drafts
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class VariableDraftTrimmer:
+    """Lays out a batch with as many drafts a request as are worth verifying.
+
+    Knows nothing of drafters: it reads how many of each slot's drafts are real and,
+    for a budget, how likely the target is to accept them.
+
+    Args:
+        num_valid_drafts: [max_num_reqs] int32 on the device, by slot; read anew at
+            every call.
+        query_start_loc: [max_num_reqs + 1] int32 on the device; written in place.
+        num_bonus_tokens: logits rows of a request beside those of its drafts.
+        max_num_reqs: request slots.
+        max_total_logits: the most logits rows that one step may have.
+        device: where all of this lives.
+    """
+
+    def __init__(
+        self,
+        num_valid_drafts: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        num_bonus_tokens: int = 1,
+        *,
+        max_num_reqs: int,
+        max_total_logits: int,
+        device: torch.device,
+    ) -> None:
+        if num_valid_drafts.shape != (max_num_reqs,):
+            raise ValueError(
+                f"num_valid_drafts has shape {tuple(num_valid_drafts.shape)}, expected "
+                f"({max_num_reqs},): one count for each request slot"
+            )
+        if query_start_loc.shape != (max_num_reqs + 1,):
+            raise ValueError(
+                f"query_start_loc has shape {tuple(query_start_loc.shape)}, expected "
+                f"({max_num_reqs + 1},): one more than the request slots"
+            )
+        self.num_valid_drafts = num_valid_drafts
+        self.query_start_loc = query_start_loc
+        self.num_bonus_tokens = num_bonus_tokens
+        self.max_num_reqs = max_num_reqs
+        self.max_total_logits = max_total_logits
+        self._cu_num_logits = torch.zeros(
+            max_num_reqs + 1, dtype=torch.int32, device=device
+        )
+        self._host_counts = torch.zeros(
+            2, max_num_reqs, dtype=torch.int32, device=device
+        )
+
+    def max_draft_budget(self, num_reqs: int) -> int:
+        """Return the most draft places that ``num_reqs`` requests leave room for."""
+        return max(0, self.max_total_logits - num_reqs * self.num_bonus_tokens)
+
+    def trim(
+        self,
+        idx_mapping: torch.Tensor,
+        num_draft_tokens_per_req: Int32Array,
+        num_scheduled_tokens: Int32Array,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep every real draft of every request.
+
+        Args:
+            idx_mapping: [num_reqs] int64 on the device, slot of each batch entry.
+            num_draft_tokens_per_req: [num_reqs] on the host, scheduled drafts.
+            num_scheduled_tokens: [num_reqs] on the host, drafts included.
+
+        Returns:
+            ``cu_num_logits`` [num_reqs + 1] and ``query_start_loc``
+            [max_num_reqs + 1], int32 on the device, valid until the next call.
+        """
+        num_reqs = idx_mapping.shape[0]
+        counts = self._to_device(num_draft_tokens_per_req, num_scheduled_tokens)
+        trim_drafts(
+            idx_mapping,
+            self.num_valid_drafts,
+            counts[0],
+            counts[1],
+            self._cu_num_logits,
+            self.query_start_loc,
+            num_bonus_tokens=self.num_bonus_tokens,
+        )
+        return self._cu_num_logits[: num_reqs + 1], self.query_start_loc
+
+    def fill(
+        self,
+        idx_mapping: torch.Tensor,
+        num_draft_tokens_per_req: Int32Array,
+        num_scheduled_tokens: Int32Array,
+        confidences: torch.Tensor,
+        draft_budget: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Verify exactly ``draft_budget`` places: the likeliest drafts, then fillers.
+
+        Args:
+            idx_mapping: as for :meth:`trim`.
+            num_draft_tokens_per_req: as for :meth:`trim`.
+            num_scheduled_tokens: as for :meth:`trim`.
+            confidences: [max_num_reqs, K] float32 on the device, by slot.
+            draft_budget: at most the sum of the scheduled drafts.
+
+        Returns:
+            As :meth:`trim`.
+        """
+        num_reqs = idx_mapping.shape[0]
+        counts = self._to_device(num_draft_tokens_per_req, num_scheduled_tokens)
+        fill_draft_budget(
+            idx_mapping,
+            self.num_valid_drafts,
+            counts[0],
+            counts[1],
+            confidences,
+            self._cu_num_logits,
+            self.query_start_loc,
+            draft_budget=draft_budget,
+            num_bonus_tokens=self.num_bonus_tokens,
+        )
+        return self._cu_num_logits[: num_reqs + 1], self.query_start_loc
+
+    def _to_device(self, drafts: Int32Array, scheduled: Int32Array) -> torch.Tensor:
+        # One transfer for both. The pinned staging memory comes from torch's caching
+        # host allocator, which gives it out again only when the copy has run.
+        num_reqs = drafts.shape[0]
+        staged = torch.empty(
+            2,
+            num_reqs,
+            dtype=torch.int32,
+            pin_memory=self._host_counts.device.type == "cuda",
+        )
+        staged_np = staged.numpy()
+        staged_np[0] = drafts
+        staged_np[1] = scheduled
+        counts = self._host_counts.view(-1)[: 2 * num_reqs].view(2, num_reqs)
+        return counts.copy_(staged, non_blocking=True)

@@ -1,0 +1,32 @@
+"""What a drafter may read: the resident token rows, and this step."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """The runner's resident rows, by request slot. Read only."""
+
+    # [max_num_reqs, max_model_len] int32; undefined at and past the total length
+    token_ids: torch.Tensor
+    # [max_num_reqs] int32, prompt and output tokens
+    total_len: torch.Tensor
+    # drafts must end before this position
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The batch that was just sampled, in batch order."""
+
+    rows: TokenRows
+    # [num_reqs] int64, batch_idx -> req_state_idx
+    idx_mapping: torch.Tensor
+    # [num_reqs] int32, tokens sampled; 0 inside a prefill
+    num_sampled: torch.Tensor
+    # a host bound on the total length of the batch's rows
+    max_total_len: int
+    # drafts a request may get this step, 0 to K
+    num_speculative_tokens: int
