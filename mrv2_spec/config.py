@@ -1,4 +1,4 @@
-"""The settings that vLLM has no key for: ``--additional-config '{"mrv2_spec": ...}'``."""
+"""Settings that vLLM has no key for: ``mrv2_spec`` in its additional config."""
 
 import difflib
 from collections.abc import Mapping

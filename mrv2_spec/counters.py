@@ -45,7 +45,7 @@ class Totals:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens a decode round emits: one, and the accepted drafts; 0 without rounds."""
+        """Tokens a decode round: one and the accepted drafts; 0 without rounds."""
         return 1.0 + self.accepted / self.rounds if self.rounds else 0.0
 
 

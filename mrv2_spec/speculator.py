@@ -14,7 +14,7 @@ from mrv2_spec.counters import DraftCounters
 from mrv2_spec.views import StepInputs, TokenRows
 
 
-class RowSpeculator(BaseSpeculator):
+class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     """A speculator that drafts from tokens alone, with no forward pass of its own.
 
     Subclasses implement :meth:`draft`. The base narrows vLLM's wide ``propose``, owns
