@@ -1,0 +1,83 @@
+"""The command ``mrv2-spec``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from mrv2_spec.errors import UserError
+
+app = typer.Typer(
+    help="N-gram and suffix speculative decoding for vLLM's V2 model runner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def demo(
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own prompts: text separated by blank lines, or a .jsonl file of "
+            '{"prompt": "..."} lines.'
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 96,
+    k: Annotated[int, typer.Option(min=1, help="Most drafts a step.")] = 5,
+    model_dir: Annotated[
+        Path | None,
+        typer.Option(help="A Hugging Face checkpoint folder instead of SmolLM2-135M."),
+    ] = None,
+) -> None:
+    """Run prompts on the CPU without and with n-gram speculation, and compare."""
+    from mrv2_spec.demo.prompts import DEMO_PROMPTS, load_prompts
+    from mrv2_spec.demo.show import demo as run_demo
+
+    try:
+        prompts = DEMO_PROMPTS if prompt_file is None else load_prompts(prompt_file)
+        same = run_demo(Console(), prompts, model_dir, max_tokens, k)
+    except UserError as error:
+        raise _fail(error) from error
+    if not same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell whether a vLLM started from this shell would use mrv2-spec, and if not, why.
+
+    The exit code is 0 only if it would.
+    """
+    from mrv2_spec.doctor import diagnose, report_table
+
+    findings = diagnose()
+    active = all(finding.ok for finding in findings)
+    if as_json:
+        report = {"active": active, "findings": [f.as_dict() for f in findings]}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        console = Console()
+        console.print(report_table(findings))
+        console.print(
+            "A run from this shell would use mrv2-spec."
+            if active
+            else "[bold red]A run from this shell would not use mrv2-spec:[/] see the "
+            "lines marked off."
+        )
+    if not active:
+        raise typer.Exit(1)
+
+
+def _fail(error: UserError) -> typer.Exit:
+    # One line whatever the width, so that it can be searched and piped.
+    Console(stderr=True, soft_wrap=True).print(
+        f"[bold red]error:[/] {escape(str(error))}", highlight=False
+    )
+    return typer.Exit(1)
