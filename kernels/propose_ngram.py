@@ -54,7 +54,10 @@ def _propose_ngram_kernel(
     # The last position ends the suffix itself, so matches end before it.
     num_positions = total_len - 1
     chunk_size = chunk_blocks * BLOCK
-    num_chunks = tl.maximum(tl.cdiv(num_positions, chunk_size), 1)
+    # Inside a prefill the row holds the whole prompt, which may be longer than what the
+    # grid was sized for: one program then writes the empty draft.
+    num_chunks = tl.where(num_sampled > 0, tl.cdiv(num_positions, chunk_size), 1)
+    num_chunks = tl.maximum(num_chunks, 1)
     if chunk_idx >= num_chunks:
         return
     last_token = tl.load(row_ptr + num_positions, mask=total_len > 0, other=0)
@@ -162,7 +165,7 @@ def propose_ngram(
         drafts: [>= num_reqs, K] int64 (output), unused places hold the last token.
         num_drafts: [max_num_reqs] int32 (output), by row.
         confidences: [>= num_reqs, K] float32 (output), 0 in unused places.
-        max_total_len: a bound on the total length of the batch's rows.
+        max_total_len: a bound on the total length of the rows that sampled.
         max_model_len: drafts end before this position.
         num_steps: drafts a row at most, 0 to K.
         min_n: shortest match.
