@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from mrv2_spec.errors import UserError
+
 KEY = "mrv2_spec"
 
 Tie = Literal["earliest", "latest"]
@@ -22,8 +24,12 @@ class Settings:
     """A step verifies drafts freely up to this many tokens, where rows cost nothing."""
 
 
-class SettingsError(ValueError):
-    """A setting that cannot work; the message names it and the remedy."""
+class SettingsError(UserError):
+    """A setting that cannot work; the message names it and the remedy.
+
+    Not a ``ValueError``: the validation of vLLM's configuration would wrap that in a
+    report of several lines.
+    """
 
 
 def parse_settings(additional_config: Any) -> Settings:

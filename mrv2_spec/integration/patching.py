@@ -129,7 +129,12 @@ class _PatchingLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        apply(module, self._patches)
+        try:
+            apply(module, self._patches)
+        except PatchError:
+            # Whoever imports the module again would get it without its patches.
+            revert_all()
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
