@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mrv2_spec.counters import DraftCounters, Totals
+from mrv2_spec.counters import Totals
 from mrv2_spec.kernels import count_drafts as kernel
 from mrv2_spec.kernels.count_drafts import COUNTERS, count_drafts, count_drafts_ref
 
@@ -179,30 +179,3 @@ def test_counters_pass_32_bits(device: torch.device) -> None:
     counters = slots.book([0], [5], [4], [4])
     assert counters["proposed"] == 2**31 - 1 + 8
     assert counters["verified"] == counters["accepted"] == 2**31 - 1 + 4
-
-
-def test_draft_counters_read_and_reset(device: torch.device) -> None:
-    counters = DraftCounters(2, device)
-    ints = {"dtype": torch.int32, "device": device}
-    slots = torch.tensor([1, 0], device=device)
-    for _ in range(2):
-        counters.book(
-            slots,
-            torch.tensor([2, 1], **ints),
-            torch.tensor([0, 3, 4], **ints),
-            None,
-            torch.tensor([9, 9], **ints),
-            torch.tensor([3, 3], **ints),
-            torch.tensor([0, 2], **ints),
-        )
-    assert counters.read() == Totals(
-        proposed=4,
-        verified=2,
-        accepted=1,
-        fillers=2,
-        rounds=4,
-        rounds_with_draft=1,
-        in_flight=2,
-    )
-    counters.reset()
-    assert counters.read() == Totals()
