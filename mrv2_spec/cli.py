@@ -27,7 +27,7 @@ def demo(
             '{"prompt": "..."} lines.'
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 96,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 112,
     k: Annotated[int, typer.Option(min=1, help="Most drafts a step.")] = 5,
     model_dir: Annotated[
         Path | None,
@@ -36,13 +36,21 @@ def demo(
 ) -> None:
     """Run prompts on the CPU without and with n-gram speculation, and compare."""
     from mrv2_spec.demo.prompts import DEMO_PROMPTS, load_prompts
-    from mrv2_spec.demo.show import demo as run_demo
+    from mrv2_spec.doctor import require_plugin
 
     try:
         prompts = DEMO_PROMPTS if prompt_file is None else load_prompts(prompt_file)
+        require_plugin()
+        from mrv2_spec.demo.show import demo as run_demo
+
         same = run_demo(Console(), prompts, model_dir, max_tokens, k)
     except UserError as error:
-        raise _fail(error) from error
+        raise _fail(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise _fail(
+            f"the demo needs {error.name}, which is not installed: run make setup in a "
+            f"clone, or install mrv2-spec[cpu]"
+        ) from error
     if not same:
         raise typer.Exit(1)
 
@@ -55,29 +63,31 @@ def doctor(
 
     The exit code is 0 only if it would.
     """
-    from mrv2_spec.doctor import diagnose, report_table
+    from mrv2_spec.doctor import diagnose, report_line, report_table
 
     findings = diagnose()
-    active = all(finding.ok for finding in findings)
+    off = [finding for finding in findings if not finding.ok]
     if as_json:
-        report = {"active": active, "findings": [f.as_dict() for f in findings]}
+        report = {"active": not off, "findings": [f.as_dict() for f in findings]}
         typer.echo(json.dumps(report, indent=2))
     else:
-        console = Console()
-        console.print(report_table(findings))
-        console.print(
-            "A run from this shell would use mrv2-spec."
-            if active
-            else "[bold red]A run from this shell would not use mrv2-spec:[/] see the "
-            "lines marked off."
-        )
-    if not active:
+        console = Console(soft_wrap=True)
+        Console().print(report_table(findings))
+        for finding in off:
+            console.print(f"[bold red]off:[/] {escape(report_line(finding))}")
+        verdict = "would not" if off else "would"
+        console.print(f"A run started from this shell {verdict} use mrv2-spec.")
+    if off:
         raise typer.Exit(1)
 
 
-def _fail(error: UserError) -> typer.Exit:
+def _fail(message: str) -> typer.Exit:
     # One line whatever the width, so that it can be searched and piped.
     Console(stderr=True, soft_wrap=True).print(
-        f"[bold red]error:[/] {escape(str(error))}", highlight=False
+        f"[bold red]error:[/] {escape(message)}", highlight=False
     )
     return typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -70,7 +70,7 @@ def main() -> None:
     ]
     found = resolve([*wanted, *ALSO])
     pins = {f"{name_of(m['name'])}=={m['version']}" for m in found} | {vllm, MODEL}
-    LOCK.write_text(HEADER + "\n".join(sorted(pins)) + "\n")
+    LOCK.write_text(HEADER + "\n".join(sorted(pins, key=name_of)) + "\n")
     print(f"{LOCK.relative_to(ROOT)}: {len(pins)} packages")
 
 

@@ -125,25 +125,29 @@ def _prompt_token_ids(tokenizer: Any, text: str) -> list[int]:
     )
 
 
-def compare(job: Job, on_plain: OnTokens, on_drafted: OnTokens) -> Comparison:
-    """Run a job without, then with speculation.
+def run_plain(job: Job, on_tokens: OnTokens) -> Result:
+    """Run a job's prompts without speculation; otherwise like :func:`run_drafted`."""
+    return run_worker(replace(job, num_speculative_tokens=0), on_tokens)
+
+
+def run_drafted(job: Job, on_tokens: OnTokens) -> Result:
+    """Run a job with speculation.
 
     Args:
-        job: what to run with speculation.
-        on_plain: called with the number of tokens so far in the run without.
-        on_drafted: the same for the run with speculation.
+        job: what to run.
+        on_tokens: called with the number of tokens so far, first with 0 when the model
+            is loaded.
 
     Raises:
-        UserError: a run failed.
+        UserError: the run failed, or something else than this plug-in drafted.
     """
-    plain = run_worker(replace(job, num_speculative_tokens=0), on_plain)
-    drafted = run_worker(job, on_drafted)
-    if drafted.counters is None:
+    result = run_worker(job, on_tokens)
+    if result.counters is None:
         raise UserError(
             "the run with speculation was not drafted by mrv2-spec: run mrv2-spec "
             "doctor for the reason"
         )
-    return Comparison(plain, drafted)
+    return result
 
 
 def run_worker(job: Job, on_tokens: OnTokens) -> Result:

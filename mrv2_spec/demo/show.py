@@ -1,6 +1,6 @@
 """Print the demo: progress while it runs, then texts and tables."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from rich.table import Table
 from mrv2_spec.counters import Totals
 from mrv2_spec.demo import compare as runs
 from mrv2_spec.demo import smollm2
+from mrv2_spec.demo.job import Job, Result
 from mrv2_spec.demo.prompts import Prompt
+
+Run = Callable[[Job, runs.OnTokens], Result]
 
 
 @contextmanager
 def progress_bars(console: Console) -> Iterator[Progress]:
     """Show bars with the time left; on a dumb terminal only their last state."""
     columns = (
-        TextColumn("{task.description:<34}"),
+        TextColumn("{task.description:<28}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -68,23 +71,9 @@ def demo(
         job = runs.make_job(
             model, tokenizer, prompts, max_tokens, num_speculative_tokens
         )
-        most = max_tokens * len(prompts)
-        plain = progress.add_task("without speculation: loading", total=most)
-        drafted = progress.add_task("with speculation: waiting", total=most)
-
-        def on_plain(tokens: int) -> None:
-            progress.update(
-                plain, completed=tokens, description="without speculation: tokens"
-            )
-
-        def on_drafted(tokens: int) -> None:
-            progress.update(plain, total=progress.tasks[plain].completed)
-            progress.update(
-                drafted, completed=tokens, description="with speculation: tokens"
-            )
-
-        comparison = runs.compare(job, on_plain, on_drafted)
-        progress.update(drafted, total=progress.tasks[drafted].completed)
+        plain = _run(progress, "without speculation", runs.run_plain, job)
+        drafted = _run(progress, "with speculation", runs.run_drafted, job)
+    comparison = runs.Comparison(plain, drafted)
     _print_texts(console, prompts, tokenizer, comparison)
     console.print(prompt_table(prompts, comparison))
     console.print(total_table(comparison))
@@ -104,6 +93,22 @@ def _ensure_model(progress: Progress) -> Path:
         progress.update(task, completed=done, total=total, visible=True)
 
     return smollm2.ensure_model(advance)
+
+
+def _run(progress: Progress, name: str, run: Run, job: Job) -> Result:
+    most = job.max_tokens * len(job.prompt_token_ids)
+    task = progress.add_task(f"{name}: loading", total=None)
+
+    def on_tokens(tokens: int) -> None:
+        if tokens == 0:  # loaded: time what comes now
+            progress.reset(task, total=most, description=name)
+        progress.update(task, completed=tokens)
+
+    result = run(job, on_tokens)
+    # Replies may end early.
+    tokens = sum(map(len, result.output_token_ids))
+    progress.update(task, completed=tokens, total=tokens)
+    return result
 
 
 def _print_texts(
@@ -163,12 +168,14 @@ def total_table(comparison: runs.Comparison) -> Table:
     """Return what became of the drafts, and the wall time of both runs."""
     assert comparison.drafted.counters is not None
     totals = Totals(**comparison.drafted.counters)
+    # All requests have ended, so what is still in flight will not be verified either.
+    trimmed = totals.proposed - totals.verified - totals.invalid
     rows = (
         ("rounds", totals.rounds, "decode steps of a request"),
         ("real drafts", totals.proposed, "tokens proposed"),
         ("verified", totals.verified, "of these, checked by the model"),
         ("accepted", totals.accepted, "of these, kept"),
-        ("trimmed", totals.never_issued, "real drafts not checked"),
+        ("trimmed", trimmed, "real drafts not checked"),
         ("fillers", totals.fillers, "places checked without a real draft"),
         ("coverage", f"{totals.coverage:.3f}", "rounds with a real draft"),
         (
