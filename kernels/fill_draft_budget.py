@@ -13,8 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-# Rows of drafts that are in registers at once.
-BLOCK_ROWS = 64
+# Rows of drafts that are in registers at once, for few and for many request slots. A
+# pass over a block waits for memory several times, so few large blocks are faster:
+# one pass over 256 requests instead of four.
+FEW_ROWS = 64
+MANY_ROWS = 256
 # Keys told apart; the levels of value are this over the padded draft length.
 MIN_BINS = 1024
 
@@ -192,6 +195,7 @@ def fill_draft_budget(
     assert num_draft_tokens.shape[0] >= num_reqs
     assert num_scheduled_tokens.shape[0] >= num_reqs
     assert cu_num_logits.shape[0] > num_reqs
+    max_num_reqs = query_start_loc.shape[0] - 1
     padded_num_slots = triton.next_power_of_2(num_slots)
     _fill_draft_budget_kernel[(1,)](
         idx_mapping,
@@ -203,14 +207,14 @@ def fill_draft_budget(
         cu_num_logits,
         query_start_loc,
         num_reqs,
-        query_start_loc.shape[0] - 1,
+        max_num_reqs,
         draft_budget,
         NUM_BONUS_TOKENS=num_bonus_tokens,
         K=num_slots,
         K_PO2=padded_num_slots,
         LEVELS=_num_levels(padded_num_slots),
-        BLOCK_ROWS=BLOCK_ROWS,
-        num_warps=8,
+        BLOCK_ROWS=FEW_ROWS if max_num_reqs <= FEW_ROWS else MANY_ROWS,
+        num_warps=8 if max_num_reqs <= FEW_ROWS else 16,
     )
 
 

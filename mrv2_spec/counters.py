@@ -62,6 +62,17 @@ class DraftCounters:
             len(kernel.COUNTERS), dtype=torch.int64, device=device
         )
         self._in_flight = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        # Compile both variants now: a serving step must not wait for a compiler. A
+        # request with nothing in flight and nothing proposed is booked as nothing.
+        slots = torch.zeros(1, dtype=torch.int64, device=self._counters.device)
+        nothing = torch.zeros(2, dtype=torch.int32, device=self._counters.device)
+        for num_acceptable in (None, nothing):
+            self.book(
+                slots, nothing, nothing, num_acceptable, nothing, nothing, nothing
+            )
 
     def book(
         self,

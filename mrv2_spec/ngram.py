@@ -78,6 +78,7 @@ class NgramSpeculator(RowSpeculator):
             dtype=torch.int32,
             device=device,
         )
+        self.warm_up()
 
     def describe(self) -> str:
         """Return the settings in force, for the start-up line."""

@@ -65,6 +65,25 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         """Fill ``draft_tokens``, ``draft_token_confidence_probs`` (batch-ordered) and
         ``num_valid_drafts_for_trim`` (by slot) for the batch, without host syncs."""
 
+    def warm_up(self) -> None:
+        """Compile what drafting needs; changes no state. Subclasses call it last in
+        their constructor, so that no serving step waits for a compiler."""
+        nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
+        rows = TokenRows(
+            token_ids=self.req_states.all_token_ids.gpu,
+            total_len=self.req_states.total_len.gpu,
+            max_model_len=self.req_states.max_model_len,
+        )
+        self.draft(
+            StepInputs(
+                rows=rows,
+                idx_mapping=nothing.to(torch.int64),
+                num_sampled=nothing,
+                max_total_len=1,
+                num_speculative_tokens=self.num_speculative_steps,
+            )
+        )
+
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Do nothing: drafting is not captured."""
 

@@ -54,8 +54,9 @@ class VariableDraftTrimmer:
         self._cu_num_logits = torch.zeros(
             max_num_reqs + 1, dtype=torch.int32, device=device
         )
+        # Rows of whole 16 bytes: kernels are compiled for aligned pointers.
         self._host_counts = torch.zeros(
-            2, max_num_reqs, dtype=torch.int32, device=device
+            2, -(-max_num_reqs // 4) * 4, dtype=torch.int32, device=device
         )
 
     def max_draft_budget(self, num_reqs: int) -> int:
@@ -130,15 +131,13 @@ class VariableDraftTrimmer:
     def _to_device(self, drafts: Int32Array, scheduled: Int32Array) -> torch.Tensor:
         # One transfer for both. The pinned staging memory comes from torch's caching
         # host allocator, which gives it out again only when the copy has run.
-        num_reqs = drafts.shape[0]
         staged = torch.empty(
-            2,
-            num_reqs,
+            self._host_counts.shape,
             dtype=torch.int32,
             pin_memory=self._host_counts.device.type == "cuda",
         )
         staged_np = staged.numpy()
-        staged_np[0] = drafts
-        staged_np[1] = scheduled
-        counts = self._host_counts.view(-1)[: 2 * num_reqs].view(2, num_reqs)
-        return counts.copy_(staged, non_blocking=True)
+        num_reqs = drafts.shape[0]
+        staged_np[0, :num_reqs] = drafts
+        staged_np[1, :num_reqs] = scheduled
+        return self._host_counts.copy_(staged, non_blocking=True)

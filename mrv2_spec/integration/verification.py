@@ -84,6 +84,10 @@ class TrimManager:
         self._draft_budget = 0
         self._num_drafts: Int32Array = np.zeros(0, dtype=np.int32)
         self._num_scheduled: Int32Array = np.zeros(0, dtype=np.int32)
+        # Compile now, with a batch of nothing: no serving step waits for a compiler.
+        nothing = np.zeros(1, dtype=np.int32)
+        slots = torch.zeros(1, dtype=torch.int64, device=req_states.device)
+        self._trimmer.fill(slots, nothing, nothing, self._confidences, 0)
 
     def add_request(self, req_idx: int) -> None:
         """Forget what a slot's former request left."""

@@ -1,0 +1,66 @@
+"""One arm of the identity test, run as a child process: prompts in, tokens out."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Generate greedily and write tokens, wall time and counters as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--k", type=int, default=0)
+    parser.add_argument("--trim", choices=["on", "off"], default="on")
+    parser.add_argument("--graphs", choices=["on", "off"], required=True)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    args = parser.parse_args()
+
+    from vllm import LLM, SamplingParams
+
+    prompts = [json.loads(line) for line in args.prompts.read_text().splitlines()]
+    llm = LLM(
+        model=args.model,
+        max_model_len=2048,
+        max_num_seqs=16,
+        # Fixed: what is free changes while other arms start beside this one.
+        kv_cache_memory_bytes=2 << 30,
+        enforce_eager=args.graphs == "off",
+        enable_prefix_caching=False,
+        speculative_config=None
+        if args.k == 0
+        else {
+            "method": "ngram",
+            "num_speculative_tokens": args.k,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        },
+        additional_config={"mrv2_spec": {"trim": args.trim == "on"}},
+    )
+    started = time.perf_counter()
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt["prompt_token_ids"]} for prompt in prompts],
+        SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True),
+        use_tqdm=False,
+    )
+    seconds = time.perf_counter() - started
+    from dataclasses import asdict
+
+    from mrv2_spec.integration import is_installed, read_counters
+
+    totals = read_counters(llm) if is_installed() else None
+    args.out.write_text(
+        json.dumps(
+            {
+                "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+                "seconds": seconds,
+                "counters": None if totals is None else asdict(totals),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
