@@ -1,0 +1,282 @@
+"""The hooks: what they expect of vLLM, and what each does to it."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+pytest.importorskip("vllm.v1.worker.gpu.model_runner")
+
+import torch
+import vllm.config.vllm as vllm_config_module
+import vllm.v1.worker.gpu.model_runner as vllm_runner
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from mrv2_spec.config import SettingsError
+from mrv2_spec.integration import (
+    async_scheduling,
+    grammar,
+    methods,
+    patching,
+    rows,
+    speculator,
+    verification,
+)
+from mrv2_spec.integration.patching import Patch, PatchError
+from mrv2_spec.ngram import NgramSpeculator, confidence_table, find_placeholder_ids
+
+PINNED = [
+    *((vllm_config_module, p) for p in (*methods.PATCHES, *async_scheduling.PATCHES)),
+    *(
+        (vllm_runner, patch)
+        for hook in (rows, speculator, verification, grammar)
+        for patch in hook.PATCHES
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "patch"), PINNED, ids=[patch.attribute for _, patch in PINNED]
+)
+def test_installed_vllm_has_the_expected_signature(
+    module: ModuleType, patch: Patch
+) -> None:
+    _, _, original = patching._resolve(module, patch.attribute)
+    assert tuple(inspect.signature(original).parameters) in patch.parameters
+
+
+def test_propose_takes_what_the_runner_passes() -> None:
+    ours = inspect.signature(NgramSpeculator.propose).parameters
+    theirs = inspect.signature(BaseSpeculator.propose).parameters
+    assert list(ours) == list(theirs)
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+
+
+def test_trim_manager_answers_all_of_the_runners_calls() -> None:
+    theirs = vllm_runner.AdaptiveVerificationManager
+    source = inspect.getsource(vllm_runner)
+    called = [
+        name
+        for name, member in inspect.getmembers(theirs, inspect.isfunction)
+        if f"adaptive_verification.{name}(" in source
+    ]
+    assert "reallocate_drafts" in called
+    for name in called:
+        ours = getattr(verification.TrimManager, name)
+        want = list(inspect.signature(getattr(theirs, name)).parameters)
+        assert len(inspect.signature(ours).parameters) == len(want), name
+
+
+# ---- patching
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the name of a module that was not imported yet."""
+    name = f"toy_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(
+        "def double(x):\n    return 2 * x\n\n\nclass Thing:\n"
+        "    def size(self, unit):\n        return 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    patching.revert_all()
+    sys.modules.pop(name, None)
+
+
+def _plus_one(original: Any) -> Any:
+    return lambda *args: original(*args) + 1
+
+
+DOUBLE = Patch("double", (("x",),), _plus_one)
+SIZE = Patch("Thing.size", (("self",), ("self", "unit")), _plus_one)
+
+
+def test_apply_and_revert(toy: str) -> None:
+    module = importlib.import_module(toy)
+    patching.apply(module, [DOUBLE, SIZE])
+    assert (module.double(3), module.Thing().size("m")) == (7, 2)
+    patching.revert_all()
+    assert (module.double(3), module.Thing().size("m")) == (6, 1)
+
+
+def test_apply_is_all_or_none(toy: str) -> None:
+    module = importlib.import_module(toy)
+    other = Patch("Thing.size", (("self", "scale"),), _plus_one)
+    with pytest.raises(PatchError) as caught:
+        patching.apply(module, [DOUBLE, other])
+    assert "Thing.size takes (self, unit), expected (self, scale)" in str(caught.value)
+    assert module.double(3) == 6
+    with pytest.raises(PatchError, match=r"Thing\.colour does not exist"):
+        patching.apply(module, [DOUBLE, Patch("Thing.colour", ((),), _plus_one)])
+    assert module.double(3) == 6
+
+
+def test_revert_keeps_what_somebody_else_put_on_top(toy: str) -> None:
+    module = importlib.import_module(toy)
+    patching.apply(module, [DOUBLE])
+    module.double = theirs = lambda x: x
+    patching.revert_all()
+    assert module.double is theirs
+
+
+def test_apply_on_import(toy: str) -> None:
+    finders = list(sys.meta_path)
+    patching.apply_on_import(toy, [DOUBLE])
+    assert toy not in sys.modules
+    module = importlib.import_module(toy)
+    assert module.double(3) == 7
+    assert sys.meta_path == finders
+    # Now that it is imported, more patches apply at once.
+    patching.apply_on_import(toy, [SIZE])
+    assert module.Thing().size("m") == 2
+    patching.revert_all()
+    assert (module.double(3), module.Thing().size("m")) == (6, 1)
+
+
+def test_revert_before_the_import(toy: str) -> None:
+    finders = list(sys.meta_path)
+    patching.apply_on_import(toy, [DOUBLE])
+    patching.revert_all()
+    assert sys.meta_path == finders
+    assert importlib.import_module(toy).double(3) == 6
+
+
+def test_patch_that_does_not_fit_on_import_reverts_the_others(toy: str) -> None:
+    holder = ModuleType("holder")
+    holder.double = original = lambda x: 2 * x
+    patching.apply(holder, [DOUBLE])
+    patching.apply_on_import(toy, [Patch("double", (("y",),), _plus_one)])
+    with pytest.raises(PatchError):
+        importlib.import_module(toy)
+    assert holder.double is original
+    assert importlib.import_module(toy).double(3) == 6
+
+
+# ---- methods and async scheduling
+
+
+def config(method: str | None, v2: bool = True, **fields: Any) -> Any:
+    spec_config = None if method is None else SimpleNamespace(method=method, **fields)
+    return SimpleNamespace(speculative_config=spec_config, use_v2_model_runner=v2)
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "custom_class"])
+def test_served_on_v2_only(method: str) -> None:
+    assert methods.served_method(config(method)) == method
+    assert methods.served_method(config(method, v2=False)) is None
+
+
+@pytest.mark.parametrize("method", [None, "eagle", "draft_model"])
+def test_not_served(method: str | None) -> None:
+    assert methods.served_method(config(method)) is None
+
+
+def test_served_methods_are_no_longer_unsupported() -> None:
+    patched = methods._wrap_unsupported(
+        lambda self: ["speculative method 'custom_class'", "something else"]
+    )
+    assert patched(config("custom_class")) == ["something else"]
+    everything = ["speculative method 'custom_class'", "something else"]
+    assert patched(config("eagle")) == patched(config(None)) == everything
+
+
+def test_async_scheduling_sees_the_methods_during_the_call_only() -> None:
+    before = vllm_config_module.NgramGPUTypes
+    seen = []
+
+    def original(self: Any) -> None:
+        seen.append(get_args(vllm_config_module.NgramGPUTypes))
+        if self.fails:
+            raise RuntimeError("configuration")
+
+    patched = async_scheduling._wrap(original)
+    served = config(
+        "custom_class", num_speculative_tokens=2, prompt_lookup_min=1, model="a.B"
+    )
+    served.additional_config = None
+    served.model_config = SimpleNamespace(max_model_len=9)
+    served.fails = True
+    with pytest.raises(RuntimeError, match="configuration"):
+        patched(served)
+    assert vllm_config_module.NgramGPUTypes is before
+    other = config("eagle")
+    other.fails = False
+    patched(other)
+    assert set(seen[0]) == {"ngram", "ngram_gpu", "custom_class"}
+    assert seen[1] == get_args(before)
+
+
+def test_ngram_class() -> None:
+    for method in ("ngram", "ngram_gpu"):
+        assert methods.speculator_class(config(method)) is NgramSpeculator
+
+
+def test_custom_class() -> None:
+    path = "mrv2_spec.ngram.NgramSpeculator"
+    assert methods.speculator_class(config("custom_class", model=path)) is (
+        NgramSpeculator
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("collections.OrderedDict", "is no subclass of vllm.v1.worker.gpu.spec_decode"),
+        ("collections.namedtuple", "is no subclass of"),
+        ("collections.Nope", "must be the dotted path of a class"),
+        ("no_such_package.Nope", "must be the dotted path of a class"),
+        ("Nope", "must be the dotted path of a class"),
+    ],
+)
+def test_custom_class_that_is_none(path: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        methods.speculator_class(config("custom_class", model=path))
+    assert f"model={path!r} of method 'custom_class'" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- the drafter's parts
+
+
+def test_placeholder_ids() -> None:
+    hf_config = SimpleNamespace(
+        image_token_id=7, video_token_index=5, audio_token_id=None, image_token_index=7
+    )
+    assert find_placeholder_ids(hf_config) == [5, 7]
+    assert find_placeholder_ids(SimpleNamespace()) == []
+
+
+def test_prior_confidence_rises_with_match_length_and_position() -> None:
+    table = confidence_table(4, 6)
+    assert table.shape == (5, 6)
+    assert not table[0].any()
+    assert ((table[1:] > 0) & (table[1:] < 1)).all()
+    assert (table[1:].diff(dim=0) > 0).all()
+    assert (table[1:].diff(dim=1) > 0).all()
+
+
+# ---- grammar
+
+
+def test_grammar_limits_go_by_request() -> None:
+    batch = SimpleNamespace(
+        num_reqs=3, req_ids=["a", "b", "c"], idx_mapping=torch.zeros(3)
+    )
+    output = SimpleNamespace(
+        structured_output_request_ids=["c", "gone", "a"],
+        num_acceptable_drafts=[2, 9, 0],
+    )
+    unlimited = 2**31 - 1
+    assert grammar._limits(batch, output).tolist() == [0, unlimited, 2]
+    # Without the hand-off vLLM rejects every draft.
+    output.num_acceptable_drafts = None
+    assert grammar._limits(batch, output).tolist() == [0, unlimited, 0]
+    output.structured_output_request_ids = []
+    assert grammar._limits(batch, output) is None

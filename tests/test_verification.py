@@ -1,0 +1,347 @@
+"""The trimmer behind the runner's calls: host and device agree in every step."""
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm.v1.worker.gpu.model_runner")
+
+import torch
+
+from mrv2_spec.config import Settings
+from mrv2_spec.integration.verification import (
+    TrimManager,
+    _spread,
+    _wrap_create,
+    _wrap_graph_mode,
+    why_not_trimmed,
+)
+
+K = 4
+SLOTS = 8
+
+
+class Engine:
+    """As much of the runner as the manager talks to."""
+
+    def __init__(self, device: torch.device, lag: int, **settings: Any) -> None:
+        self.device = device
+        self.states = SimpleNamespace(
+            max_num_reqs=SLOTS,
+            num_speculative_steps=K,
+            device=device,
+            req_id_to_index={},
+        )
+        ints = {"dtype": torch.int32, "device": device}
+        self.valid = torch.zeros(SLOTS, **ints)
+        self.starts = torch.zeros(SLOTS + 1, **ints)
+        self.manager = TrimManager(
+            SimpleNamespace(num_valid_drafts_for_trim=self.valid),
+            self.states,
+            self.starts,
+            1,
+            SLOTS * (K + 1),
+            lag - 1,
+            False,
+            Settings(**settings),
+        )
+
+    def add(self, req_id: str, slot: int) -> None:
+        self.states.req_id_to_index[req_id] = slot
+        self.manager.add_request(slot)
+
+    def step(
+        self, scheduled: dict[str, int], drafts: dict[str, int]
+    ) -> tuple[int, list[int]]:
+        """Run one step; return the budget and the widths laid out on the device."""
+        draft_tokens = {req_id: [-1] * n for req_id, n in drafts.items()}
+        num_tokens = self.manager.get_num_tokens(scheduled, draft_tokens)
+        req_ids = list(scheduled)
+        num_drafts = np.array([drafts.get(r, 0) for r in req_ids], np.int32)
+        num_scheduled = np.array([scheduled[r] for r in req_ids], np.int32)
+        logits_np = np.concatenate([[0], np.cumsum(num_drafts + 1)]).astype(np.int32)
+        per_req, logits_np = self.manager.compact_batch(
+            num_drafts, num_scheduled, logits_np
+        )
+        assert per_req.sum() == num_tokens
+        assert (per_req >= num_scheduled - num_drafts).all()
+        assert (per_req <= num_scheduled).all()
+        slots = [self.states.req_id_to_index[r] for r in req_ids]
+        logits, starts, budget = self.manager.reallocate_drafts(
+            req_ids, torch.tensor(slots, device=self.device)
+        )
+        assert starts[-1] == starts[len(req_ids)] == num_tokens
+        assert logits[-1] == len(req_ids) + budget
+        if budget == 0:
+            assert logits_np.tolist() == logits.tolist()
+        widths = [b - a - 1 for a, b in itertools.pairwise(logits.tolist())]
+        lengths = np.diff(starts[: len(req_ids) + 1].cpu().numpy())
+        assert (lengths == num_scheduled - num_drafts + widths).all()
+        return budget, widths
+
+    def draft(
+        self, req_ids: list[str], valid: list[int], confidence: Any = 1.0
+    ) -> None:
+        slots = torch.tensor(
+            [self.states.req_id_to_index[r] for r in req_ids], device=self.device
+        )
+        self.valid[slots] = torch.tensor(valid, dtype=torch.int32, device=self.device)
+        batch = SimpleNamespace(num_reqs=len(req_ids), idx_mapping=slots)
+        self.manager.record_confidences(
+            torch.full((SLOTS, K), confidence, device=self.device), batch
+        )
+
+
+def test_budget_follows_the_counts_that_are_lag_steps_old(
+    device: torch.device,
+) -> None:
+    engine = Engine(device, lag=3, trim_min_tokens=0)
+    engine.add("a", 5)
+    engine.add("b", 2)
+    scheduled, drafts = {"a": K + 1, "b": K + 1}, {"a": K, "b": K}
+    budgets = []
+    for real in [3, 1, 0, 2, 4, 4]:
+        budget, widths = engine.step(scheduled, drafts)
+        assert sum(widths) == budget
+        budgets.append(budget)
+        engine.draft(["a", "b"], [real, real])
+    assert budgets == [0, 0, 0, 6, 2, 0]
+
+
+def test_small_steps_verify_all_that_is_scheduled(device: torch.device) -> None:
+    engine = Engine(device, lag=3)
+    engine.add("a", 5)
+    assert engine.step({"a": K + 1}, {"a": K}) == (K, [K])
+
+
+def test_a_new_request_does_not_inherit_its_slots_counts(device: torch.device) -> None:
+    engine = Engine(device, lag=3, trim_min_tokens=0)
+    engine.add("a", 5)
+    for _ in range(5):
+        engine.draft(["a"], [K])
+    assert engine.step({"a": K + 1}, {"a": K}) == (K, [K])
+    del engine.states.req_id_to_index["a"]
+    engine.add("b", 5)
+    assert engine.valid[5] == 0
+    budgets = []
+    for _ in range(4):
+        budgets.append(engine.step({"b": K + 1}, {"b": K})[0])
+        engine.draft(["b"], [2])
+    assert budgets == [0, 0, 0, 2]
+
+
+def test_prefill_beside_drafting_requests(device: torch.device) -> None:
+    engine = Engine(device, lag=1, trim_min_tokens=0)
+    for slot, req_id in enumerate("abc"):
+        engine.add(req_id, slot)
+    engine.draft(["a", "c"], [1, 3])
+    budget, widths = engine.step({"a": K + 1, "b": 300, "c": K + 1}, {"a": K, "c": K})
+    assert (budget, widths) == (4, [1, 0, 3])
+
+
+def test_confidences_are_kept_by_slot(device: torch.device) -> None:
+    engine = Engine(device, lag=1, trim_min_tokens=0)
+    engine.add("a", 5)
+    engine.add("b", 2)
+    engine.draft(["a"], [K], 0.2)
+    engine.draft(["b"], [K], 0.9)
+    scheduled, drafts = {"a": K + 1, "b": K + 1}, {"a": K, "b": K}
+    # Eight are real; were only four asked for, b's would be they.
+    assert engine.step(scheduled, drafts) == (8, [4, 4])
+    slots = torch.tensor([5, 2], device=device)
+    engine.manager._draft_budget = 4
+    logits, _, _ = engine.manager.reallocate_drafts(["a", "b"], slots)
+    assert logits.tolist() == [0, 1, 6]
+
+
+def test_captured_sizes_round_the_budget_up(device: torch.device) -> None:
+    engine = Engine(device, lag=1, trim_min_tokens=0)
+    engine.add("a", 0)
+    engine.add("b", 1)
+    assert list(engine.manager.batches_to_profile([16, 1, 8, 2, 4])) == []
+    engine.draft(["a", "b"], [1, 0])
+    # 2 + 1 tokens run in the graph of 4.
+    assert engine.step({"a": K + 1, "b": K + 1}, {"a": K, "b": K}) == (2, [2, 0])
+
+
+def test_a_fourth_result_for_newer_runners(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
+    engine.manager._returns_admitted_counts = True
+    engine.add("a", 0)
+    engine.manager.get_num_tokens({"a": 3}, {"a": [-1, -1]})
+    engine.manager.compact_batch(
+        np.array([2], np.int32), np.array([3], np.int32), np.array([0, 3], np.int32)
+    )
+    result = engine.manager.reallocate_drafts(["a"], torch.tensor([0], device=device))
+    assert len(result) == 4 and result[3] is None
+
+
+def test_random_steps(device: torch.device, rng: random.Random) -> None:
+    engine = Engine(device, lag=2, trim_min_tokens=rng.choice([0, 6, 16]))
+    engine.manager.batches_to_profile(rng.choice([[], [1, 2, 4, 8, 16, 24, 32]]))
+    free = list(range(SLOTS))
+    serial = 0
+    for _ in range(40):
+        live = engine.states.req_id_to_index
+        if free and rng.random() < 0.4:
+            engine.add(f"r{serial}", free.pop(rng.randrange(len(free))))
+            serial += 1
+        elif live and rng.random() < 0.2:
+            free.append(live.pop(rng.choice(list(live))))
+        batch = [r for r in live if rng.random() < 0.9]
+        if not batch:
+            continue
+        drafts = {r: rng.randint(1, K) for r in batch if rng.random() < 0.8}
+        scheduled = {r: drafts.get(r, 0) + rng.choice([1, 1, 50]) for r in batch}
+        engine.step(scheduled, drafts)
+        engine.draft(batch, [rng.randint(0, K) for _ in batch], rng.random())
+
+
+@pytest.mark.parametrize(
+    ("budget", "capacities", "widths"),
+    [
+        (0, [3, 3], [0, 0]),
+        (3, [3, 3], [2, 1]),
+        (7, [1, 4, 2], [1, 4, 2]),
+        (4, [0, 4, 0], [0, 4, 0]),
+        (0, [], []),
+    ],
+)
+def test_spread(budget: int, capacities: list[int], widths: list[int]) -> None:
+    assert _spread(budget, np.array(capacities, np.int32)).tolist() == widths
+
+
+def test_spread_stays_within_the_capacities(rng: random.Random) -> None:
+    for _ in range(50):
+        capacities = [rng.randrange(6) for _ in range(rng.randrange(9))]
+        budget = rng.randint(0, sum(capacities))
+        widths = _spread(budget, np.array(capacities, np.int32))
+        assert widths.sum() == budget
+        assert (widths >= 0).all() and (widths <= capacities).all()
+
+
+def backend(name: str) -> Any:
+    group = SimpleNamespace(backend=SimpleNamespace(get_name=lambda: name))
+    return [[group]]
+
+
+def vllm_config() -> Any:
+    return SimpleNamespace(
+        lora_config=None,
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1,
+            data_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            enable_batch_sharded_sampling=False,
+            use_ubatching=False,
+        ),
+        model_config=SimpleNamespace(return_sampling_mask=False),
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: False)
+        ),
+        scheduler_config=SimpleNamespace(async_scheduling=True),
+        speculative_config=SimpleNamespace(method="ngram"),
+        num_speculative_tokens=K,
+        max_concurrent_batches=2,
+        additional_config={},
+    )
+
+
+PUBLISHES = SimpleNamespace(num_valid_drafts_for_trim=torch.zeros(SLOTS))
+
+
+def reason(config: Any, **changes: Any) -> str | None:
+    arguments = {
+        "speculator": PUBLISHES,
+        "attn_groups": backend("FLASH_ATTN"),
+        "settings": Settings(),
+    }
+    return why_not_trimmed(config, **{**arguments, **changes})
+
+
+def test_trimmed_where_nothing_is_in_the_way() -> None:
+    assert reason(vllm_config()) is None
+
+
+def test_switched_off() -> None:
+    why = reason(vllm_config(), settings=Settings(trim=False))
+    assert why == "switched off by mrv2_spec.trim=false"
+
+
+def test_drafter_without_counts() -> None:
+    why = reason(vllm_config(), speculator=SimpleNamespace())
+    assert why == "the drafter publishes no num_valid_drafts_for_trim"
+
+
+def test_backend_that_plans_on_the_host() -> None:
+    why = reason(vllm_config(), attn_groups=backend("FLASHINFER"))
+    assert why is not None
+    assert why.startswith("attention backend FLASHINFER is not known to take query")
+    mixed = backend("FLASH_ATTN") + backend("FLASHINFER")
+    assert reason(vllm_config(), attn_groups=mixed) == why
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "word"),
+    [
+        (None, {"lora_config": object()}, "LoRA"),
+        ("parallel_config", {"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ("parallel_config", {"data_parallel_size": 2}, "data-parallel"),
+        ("parallel_config", {"decode_context_parallel_size": 2}, "context parallelism"),
+        ("parallel_config", {"enable_batch_sharded_sampling": True}, "sharded"),
+        ("parallel_config", {"use_ubatching": True}, "dual-batch"),
+        ("model_config", {"return_sampling_mask": True}, "replay"),
+    ],
+)
+def test_what_needs_the_hosts_boundaries(
+    part: str | None, changes: dict[str, Any], word: str
+) -> None:
+    config = vllm_config()
+    vars(config if part is None else getattr(config, part)).update(changes)
+    why = reason(config)
+    assert why is not None and word in why and "\n" not in why
+
+
+@pytest.mark.parametrize("trim", [True, False])
+def test_the_manager_is_made_only_where_it_trims(
+    trim: bool, device: torch.device
+) -> None:
+    config = vllm_config()
+    config.additional_config = {"mrv2_spec": {"trim": trim}}
+    states = SimpleNamespace(
+        max_num_reqs=SLOTS,
+        num_speculative_steps=K,
+        device=device,
+        _mrv2_spec_speculator=SimpleNamespace(
+            num_valid_drafts_for_trim=torch.zeros(
+                SLOTS, dtype=torch.int32, device=device
+            )
+        ),
+    )
+    create = _wrap_create(lambda **kwargs: "vLLM's own")
+    arguments = {
+        "vllm_config": config,
+        "attn_groups": backend("FLASH_ATTN"),
+        "query_start_loc": torch.zeros(SLOTS + 1, dtype=torch.int32, device=device),
+        "num_bonus_tokens": 1,
+        "max_total_logits": 40,
+    }
+    made = create(req_states=states, **arguments)
+    assert isinstance(made, TrimManager) if trim else made is None
+    assert create(req_states=SimpleNamespace(), **arguments) == "vLLM's own"
+
+
+def test_graph_mode_is_left_alone_without_full_graphs() -> None:
+    def original(mode: Any, *, piecewise_capture_available: bool) -> str:
+        return f"resolved {piecewise_capture_available}"
+
+    patched = _wrap_graph_mode(original)
+    eager = SimpleNamespace(has_full_cudagraphs=lambda: False)
+    full = SimpleNamespace(has_full_cudagraphs=lambda: True)
+    assert patched(eager, piecewise_capture_available=True) is eager
+    assert patched(full, piecewise_capture_available=True) == "resolved True"
