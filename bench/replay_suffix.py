@@ -1,0 +1,231 @@
+"""Replay recorded replies through suffix drafting: accepted tokens a step, and at what.
+
+Each step drafts from the tokens so far, accepts the longest prefix that equals the
+recorded reply and emits one token more. Requests run in file order, `--in-flight` at a
+time, and share one memory; a step first commits for all, then drafts for all. The
+learned scoring runs as its plain model, which Numba compiles and the tests hold equal
+to the device versions; `--reference` runs the plain model of the reference scoring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from mrv2_spec.kernels.suffix_state import SuffixSettings  # noqa: E402
+from tests.reference.suffix import Rules, SuffixModel  # noqa: E402
+from tests.reference.suffix_learned import LearnedModel  # noqa: E402
+
+SHARED = Path(os.environ.get("MRV2_SPEC_SHARED", ROOT.parent / "shared"))
+FILES = ("smollm2_spec_bench", "reference_spec_bench", "code_edit", "agentic")
+METHOD = "arctic local+global factor=2.0 k={k}"
+
+
+@dataclass
+class Tally:
+    """Totals of a replay."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens emitted a step, the first of each reply left out."""
+        return self.tokens / max(1, self.steps)
+
+
+@dataclass
+class Request:
+    """One recorded reply, and how far it is."""
+
+    row: np.ndarray
+    prompt: int
+    total: int
+    category: str
+
+    @property
+    def done(self) -> bool:
+        return self.total >= len(self.row)
+
+
+def load(name: str, loops: bool = True) -> list[Request]:
+    """Read a file; without `loops`, drop replies that end in an exact loop."""
+    result = []
+    with gzip.open(SHARED / "data" / f"{name}.jsonl.gz", "rt") as lines:
+        for line in lines:
+            rec = json.loads(line)
+            out = rec["output_token_ids"]
+            if not loops and is_loop(out):
+                continue
+            prompt = rec["prompt_token_ids"]
+            row = np.array(prompt + out, np.int64)
+            result.append(Request(row, len(prompt), len(prompt) + 1, rec["category"]))
+    return result
+
+
+def is_loop(tokens: list[int]) -> bool:
+    """Tell whether the last 96 tokens repeat with a period of at most 48."""
+    end = tokens[-96:]
+    return len(end) == 96 and any(
+        all(end[i] == end[i - p] for i in range(p, 96)) for p in range(1, 49)
+    )
+
+
+class LearnedDrafter:
+    """The learned scoring, through its plain model."""
+
+    def __init__(self, settings: SuffixSettings, in_flight: int) -> None:
+        self.model = LearnedModel(settings, in_flight)
+        self.uid = 0
+
+    def start(self, slot: int, request: Request) -> None:
+        self.model.start(slot, self.uid)
+        self.uid += 1
+
+    def step(self, active: dict[int, Request]) -> Iterator[tuple[int, list[int]]]:
+        width = max(len(r.row) for r in active.values())
+        rows = np.zeros((len(active), width), np.int64)
+        for i, r in enumerate(active.values()):
+            rows[i, : r.total] = r.row[: r.total]
+        slots = np.array(list(active), np.int64)
+        totals = np.array([r.total for r in active.values()], np.int64)
+        prompts = np.array([r.prompt for r in active.values()], np.int64)
+        self.model.update(slots, rows, totals, prompts)
+        for i, (slot, r) in enumerate(active.items()):
+            if not r.done:
+                yield slot, self.model.draft(slot, rows[i], r.total, r.prompt, 64)[0]
+
+    def stop(self, slot: int) -> None:
+        self.model.slots.length[slot] = -1
+
+
+class ReferenceDrafter:
+    """The reference scoring, through its plain model."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.model = SuffixModel(rules)
+        self.names: dict[int, int] = {}
+        self.seen: dict[int, int] = {}
+        self.next = 0
+
+    def start(self, slot: int, request: Request) -> None:
+        self.names[slot] = self.next
+        self.seen[slot] = request.prompt
+        self.model.start(self.next, request.row[: request.prompt].tolist())
+        self.next += 1
+
+    def step(self, active: dict[int, Request]) -> Iterator[tuple[int, list[int]]]:
+        for slot, r in active.items():
+            new = r.row[self.seen[slot] : r.total].tolist()
+            self.model.add(self.names[slot], new)
+            self.seen[slot] = r.total
+        for slot, r in active.items():
+            if not r.done:
+                context = r.row[: r.total][-self.rules.max_tree_depth :].tolist()
+                yield slot, list(self.model.draft(self.names[slot], context).tokens)
+
+    def stop(self, slot: int) -> None:
+        self.model.stop(self.names[slot])
+
+
+def replay(requests: list[Request], drafter: Any, in_flight: int) -> dict[str, Tally]:
+    """Replay all requests; return totals by category and `ALL`."""
+    result = {"ALL": Tally()}
+    waiting = [replace(r) for r in requests]
+    active: dict[int, Request] = {}
+    while waiting or active:
+        for slot in range(in_flight):
+            if slot not in active and waiting:
+                active[slot] = waiting.pop(0)
+                drafter.start(slot, active[slot])
+        emitted = {}
+        for slot, tokens in drafter.step(active):
+            r = active[slot]
+            right = 0
+            for token in tokens:
+                if r.total + right >= len(r.row) or r.row[r.total + right] != token:
+                    break
+                right += 1
+            num = min(right + 1, len(r.row) - r.total)
+            emitted[slot] = num
+            for name in ("ALL", r.category):
+                tally = result.setdefault(name, Tally())
+                tally.steps += 1
+                tally.tokens += num
+                tally.drafted += len(tokens)
+                tally.accepted += right
+        for slot in list(active):
+            if slot not in emitted:
+                drafter.stop(slot)
+                del active[slot]
+            else:
+                active[slot].total += emitted[slot]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--k", type=int, default=16)
+    parser.add_argument("--in-flight", type=int, default=1)
+    parser.add_argument("--files", nargs="*", default=FILES)
+    parser.add_argument("--reference", action="store_true")
+    parser.add_argument("--factor", type=float, default=2.0)
+    parser.add_argument("--categories", action="store_true")
+    parser.add_argument("--no-loops", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    golden = json.loads((SHARED / "golden/replay_tokens_per_step.json").read_text())
+    print(
+        f"k={args.k}, {args.in_flight} in flight, "
+        f"{'reference' if args.reference else 'learned'} scoring; recorded: "
+        f"{METHOD.format(k=args.k)}, one request at a time"
+    )
+    head = ("tokens/step", "recorded", "gain_%", "drafted", "recorded", "accepted")
+    print(f"{'file / category':32}" + "".join(f"{h:>12}" for h in head))
+    saved = {}
+    for name in args.files:
+        if args.reference:
+            drafter: Any = ReferenceDrafter(
+                Rules(max_spec_tokens=args.k, max_spec_factor=args.factor)
+            )
+        else:
+            settings = SuffixSettings(
+                num_speculative_tokens=args.k, corpus_tokens=2**20, num_buckets=2**14
+            )
+            drafter = LearnedDrafter(settings, args.in_flight)
+        result = replay(load(name, not args.no_loops), drafter, args.in_flight)
+        saved[name] = {key: vars(t) for key, t in result.items()}
+        for key in result if args.categories else ["ALL"]:
+            t = result[key]
+            method = golden["results"][name].get(METHOD.format(k=args.k), {})
+            was = method.get(key)
+            label = name if key == "ALL" else f"  {key}"
+            line = f"{label:32}{t.tokens_per_step:12.3f}"
+            if was:
+                gain = 100 * (t.tokens_per_step / was["tokens_per_step"] - 1)
+                line += f"{was['tokens_per_step']:12.3f}{gain:12.2f}"
+                line += f"{t.drafted:12}{was['drafted']:12}{t.accepted:12}"
+            else:
+                line += f"{'':24}{t.drafted:12}{'':12}{t.accepted:12}"
+            print(line, flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(saved, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
