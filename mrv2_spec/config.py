@@ -16,7 +16,7 @@ Tie = Literal["earliest", "latest"]
 class Settings:
     """All settings, with their defaults."""
 
-    tie: Tie = "earliest"
+    tie: Tie = "latest"
     """Which of several equally long n-gram matches is continued."""
     trim: bool = True
     """Whether only the drafts worth it are verified."""
@@ -48,7 +48,7 @@ def parse_settings(additional_config: Any) -> Settings:
     if not isinstance(given, Mapping):
         raise SettingsError(
             f"additional_config[{KEY!r}]={given!r} must be an object such as "
-            '{"tie": "earliest"}'
+            '{"tie": "latest"}'
         )
     known = {field.name for field in fields(Settings)}
     for name in given:
