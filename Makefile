@@ -19,13 +19,13 @@ $(STAMP): requirements/cpu.lock pyproject.toml
 	  echo "no virtual environment: install Python's venv module (Debian: python3-venv)" >&2; \
 	  exit 1; }
 	@rm -f $@
-	@echo "Installing the CPU environment into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.lock || { \
+	@echo "Installing the CPU environment into $(VENV) (some minutes, 4 GB on disk)"
+	@$(BIN)/python -m pip install -qq --no-deps -r requirements/cpu.lock || { \
 	  echo "The CPU environment was not installed (pip's message is above). If it is torch that" >&2; \
 	  echo "was not found: set PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to a source of PyTorch's" >&2; \
 	  echo "CPU wheels. Then run make setup again; it goes on where it stopped." >&2; \
 	  exit 1; }
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup

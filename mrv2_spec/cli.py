@@ -27,7 +27,7 @@ def demo(
             '{"prompt": "..."} lines.'
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 112,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 96,
     k: Annotated[int, typer.Option(min=1, help="Most drafts a step.")] = 5,
     model_dir: Annotated[
         Path | None,
