@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mrv2_spec.ngram import NgramSpeculator
+    from mrv2_spec.suffix import SuffixSpeculator
     from mrv2_spec.trimmer import VariableDraftTrimmer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "NgramSpeculator": "mrv2_spec.ngram",
+    "SuffixSpeculator": "mrv2_spec.suffix",
     "VariableDraftTrimmer": "mrv2_spec.trimmer",
 }
 
-__all__ = ["NgramSpeculator", "VariableDraftTrimmer", "__version__"]
+__all__ = [
+    "NgramSpeculator",
+    "SuffixSpeculator",
+    "VariableDraftTrimmer",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

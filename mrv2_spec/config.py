@@ -18,6 +18,8 @@ class Settings:
 
     tie: Tie = "latest"
     """Which of several equally long n-gram matches is continued."""
+    corpus_tokens: int = 4 * 2**20
+    """Tokens of other requests that suffix decoding remembers."""
     trim: bool = True
     """Whether only the drafts worth it are verified."""
     trim_min_tokens: int = 16
@@ -65,9 +67,10 @@ def parse_settings(additional_config: Any) -> Settings:
         )
     if not isinstance(settings.trim, bool):
         raise SettingsError(f"{KEY}.trim={settings.trim!r} must be true or false")
-    tokens = settings.trim_min_tokens
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-        raise SettingsError(
-            f"{KEY}.trim_min_tokens={tokens!r} must be a whole number of at least 0"
-        )
+    for name, least in (("trim_min_tokens", 0), ("corpus_tokens", 1)):
+        tokens = getattr(settings, name)
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < least:
+            raise SettingsError(
+                f"{KEY}.{name}={tokens!r} must be a whole number of at least {least}"
+            )
     return settings

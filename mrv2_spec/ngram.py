@@ -5,29 +5,9 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.states import RequestState
 
 from mrv2_spec.kernels.propose_ngram import propose_ngram
+from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.speculator import RowSpeculator
 from mrv2_spec.views import StepInputs
-
-# Where multimodal models name the token that stands for an embedding.
-_PLACEHOLDER_FIELDS = (
-    "image_token_id",
-    "image_token_index",
-    "video_token_id",
-    "video_token_index",
-    "audio_token_id",
-    "audio_token_index",
-)
-
-
-def find_placeholder_ids(hf_config: object) -> list[int]:
-    """Return the ids of the tokens that stand for image, video or audio embeddings.
-
-    Args:
-        hf_config: the model's Hugging Face configuration.
-    """
-    ids = (getattr(hf_config, name, None) for name in _PLACEHOLDER_FIELDS)
-    return sorted({token for token in ids if isinstance(token, int)})
-
 
 # How often the first draft after a match of 1, 2, ... tokens is wrong, rounded from a
 # replay of recorded chats, code edits and agent logs (``bench/replay_ngram.py``). The

@@ -1,6 +1,8 @@
 """What a drafter may read: the resident token rows, and this step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -30,3 +32,18 @@ class StepInputs:
     max_total_len: int
     # drafts a request may get this step, 0 to K
     num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that was just given a slot: new, or back after a preemption."""
+
+    slot: int
+    prompt_len: int
+    # tokens known at once: the prompt and, after a preemption, the output so far
+    prefill_len: int
+    # name of the LoRA adapter
+    adapter: str | None
+    cache_salt: str | None
+    # the user's own arguments of the request
+    extra_args: Mapping[str, Any]

@@ -11,6 +11,8 @@ from mrv2_spec.integration import patching
 SUPPORTED_VLLM = ("0.32.0", "0.33.0")
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
+_WORKER = "vllm.v1.worker.worker_base"
+_SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 
 _installed = False
 
@@ -38,28 +40,37 @@ def install() -> None:
     global _installed
     if _installed:
         return
+    import vllm.config.speculative as speculative_module
     import vllm.config.vllm as vllm_config_module
 
     from mrv2_spec.integration import (
         async_scheduling,
         grammar,
+        memory,
         methods,
+        requests,
         rows,
         speculator,
         verification,
+        worker,
     )
 
-    patching.apply(vllm_config_module, [*methods.PATCHES, *async_scheduling.PATCHES])
+    runner_patches = (
+        *rows.PATCHES,
+        *speculator.PATCHES,
+        *memory.PATCHES,
+        *requests.PATCHES,
+        *verification.PATCHES,
+        *grammar.PATCHES,
+    )
     try:
-        patching.apply_on_import(
-            _RUNNER,
-            [
-                *rows.PATCHES,
-                *speculator.PATCHES,
-                *verification.PATCHES,
-                *grammar.PATCHES,
-            ],
+        patching.apply(speculative_module, methods.SPECULATIVE_PATCHES)
+        patching.apply(
+            vllm_config_module, (*methods.PATCHES, *async_scheduling.PATCHES)
         )
+        patching.apply_on_import(_SCHEDULER_OUTPUT, requests.REQUEST_PATCHES)
+        patching.apply_on_import(_WORKER, worker.PATCHES)
+        patching.apply_on_import(_RUNNER, runner_patches)
     except patching.PatchError:
         patching.revert_all()
         raise
@@ -81,12 +92,5 @@ def read_counters(llm: Any) -> Totals | None:
     Args:
         llm: a ``vllm.LLM``; every rank counts the same, the first one's are returned.
     """
-    totals: Totals | None = llm.collective_rpc(_worker_totals)[0]
-    return totals
-
-
-def _worker_totals(worker: Any) -> Totals | None:
-    from mrv2_spec.speculator import RowSpeculator
-
-    found = worker.model_runner.speculator
-    return found.counters.read() if isinstance(found, RowSpeculator) else None
+    totals = llm.collective_rpc("mrv2_spec_counters")[0]
+    return None if totals is None else Totals(**totals)

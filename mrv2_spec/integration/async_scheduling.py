@@ -18,7 +18,9 @@ def _wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         # vLLM 0.32 asks these method names, and not the runner, whether async
         # scheduling works; on the V2 runner every method served here does.
         types = vllm_config_module.NgramGPUTypes
-        vllm_config_module.NgramGPUTypes = Literal["ngram_gpu", "ngram", "custom_class"]
+        vllm_config_module.NgramGPUTypes = Literal[
+            "ngram_gpu", "ngram", "suffix", "custom_class"
+        ]
         try:
             original(self)
         finally:

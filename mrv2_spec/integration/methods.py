@@ -8,7 +8,7 @@ from mrv2_spec.config import SettingsError, parse_settings
 from mrv2_spec.integration.patching import Patch
 
 NGRAM_METHODS = ("ngram", "ngram_gpu")
-SERVED_METHODS = (*NGRAM_METHODS, "custom_class")
+SERVED_METHODS = (*NGRAM_METHODS, "suffix", "custom_class")
 
 
 def served_method(vllm_config: Any) -> str | None:
@@ -34,6 +34,10 @@ def speculator_class(vllm_config: Any) -> type[Any]:
         from mrv2_spec.ngram import NgramSpeculator
 
         return NgramSpeculator
+    if spec_config.method == "suffix":
+        from mrv2_spec.suffix import SuffixSpeculator
+
+        return SuffixSpeculator
     cls = _load_custom_class(spec_config.model)
     if not (isinstance(cls, type) and issubclass(cls, BaseSpeculator)):
         raise SettingsError(
@@ -87,6 +91,11 @@ def check_settings(vllm_config: Any) -> None:
                 f"prompt_lookup_max={longest} exceeds {MAX_PROMPT_LOOKUP}; longer "
                 "matches find nothing that shorter ones do not"
             )
+    if spec_config.method == "suffix" and num_drafts > MAX_SUFFIX_DRAFTS:
+        raise SettingsError(
+            f"num_speculative_tokens={num_drafts} exceeds {MAX_SUFFIX_DRAFTS}, the "
+            "most that method 'suffix' drafts; lower it"
+        )
     if getattr(vllm_config, "watermark_config", None) is not None:
         raise SettingsError(
             f"method {spec_config.method!r} does not support watermarking; remove one"
@@ -95,6 +104,8 @@ def check_settings(vllm_config: Any) -> None:
 
 # The match length is unrolled in the kernel.
 MAX_PROMPT_LOOKUP = 64
+# A draft's votes are kept in shared memory.
+MAX_SUFFIX_DRAFTS = 64
 
 
 def _wrap_unsupported(original: Callable[[Any], list[str]]) -> Callable[..., list[str]]:
@@ -108,6 +119,33 @@ def _wrap_unsupported(original: Callable[[Any], list[str]]) -> Callable[..., lis
 
     return _get_v2_model_runner_unsupported_features
 
+
+def _wrap_validate_suffix(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _validate_suffix_decoding(self: Any) -> None:
+        import vllm.config.speculative as module
+        import vllm.envs as envs
+
+        if not envs.VLLM_USE_V2_MODEL_RUNNER:
+            original(self)
+            return
+        # vLLM's own suffix decoding needs a package; on the V2 runner ours runs.
+        needed = module.has_arctic_inference
+        module.has_arctic_inference = lambda: True
+        try:
+            original(self)
+        finally:
+            module.has_arctic_inference = needed
+
+    return _validate_suffix_decoding
+
+
+SPECULATIVE_PATCHES = (
+    Patch(
+        "SpeculativeConfig._validate_suffix_decoding",
+        (("self",),),
+        _wrap_validate_suffix,
+    ),
+)
 
 PATCHES = (
     Patch(

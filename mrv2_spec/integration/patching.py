@@ -22,8 +22,9 @@ class Patch:
     Args:
         attribute: dotted path inside the module, such as ``VllmConfig.__post_init__``.
         parameters: the parameter names that the original must have, in order; one
-            tuple for each supported shape.
-        wrap: takes the original and returns what replaces it.
+            tuple for each supported shape. Empty: the attribute must not exist yet.
+        wrap: takes the original (None where there is none) and returns what takes its
+            place.
     """
 
     attribute: str
@@ -40,6 +41,7 @@ class _Applied:
 
 
 _applied: list[_Applied] = []
+_ABSENT = object()
 
 
 def _resolve(module: ModuleType, attribute: str) -> tuple[Any, str, Any]:
@@ -56,6 +58,17 @@ def _resolve(module: ModuleType, attribute: str) -> tuple[Any, str, Any]:
         ) from None
 
 
+def _addition(module: ModuleType, patch: Patch) -> _Applied:
+    path, _, name = patch.attribute.rpartition(".")
+    owner = _resolve(module, path)[2] if path else module
+    if hasattr(owner, name):
+        raise PatchError(
+            f"{module.__name__}.{patch.attribute} exists already; another plugin may "
+            "have added it: remove one, or set MRV2_SPEC=0"
+        )
+    return _Applied(owner, name, _ABSENT, patch.wrap(None))
+
+
 def apply(module: ModuleType, patches: Sequence[Patch]) -> None:
     """Check all of a module's patches, then apply them.
 
@@ -65,6 +78,9 @@ def apply(module: ModuleType, patches: Sequence[Patch]) -> None:
     """
     ready = []
     for patch in patches:
+        if not patch.parameters:
+            ready.append(_addition(module, patch))
+            continue
         owner, name, original = _resolve(module, patch.attribute)
         found = tuple(inspect.signature(original).parameters)
         if found not in patch.parameters:
@@ -73,7 +89,9 @@ def apply(module: ModuleType, patches: Sequence[Patch]) -> None:
                 f"expected ({') or ('.join(', '.join(p) for p in patch.parameters)}); "
                 "install a supported vLLM, or set MRV2_SPEC=0"
             )
-        ready.append(_Applied(owner, name, original, patch.wrap(original)))
+        # The raw attribute: a class method, say, must be put back as one.
+        raw = inspect.getattr_static(owner, name)
+        ready.append(_Applied(owner, name, raw, patch.wrap(original)))
     for applied in ready:
         setattr(applied.owner, applied.name, applied.replacement)
         _applied.append(applied)
@@ -83,7 +101,12 @@ def revert_all() -> None:
     """Give vLLM back its own attributes, the last one rebound first."""
     while _applied:
         applied = _applied.pop()
-        if getattr(applied.owner, applied.name) is applied.replacement:
+        now = inspect.getattr_static(applied.owner, applied.name, _ABSENT)
+        if now is not applied.replacement:
+            continue
+        if applied.original is _ABSENT:
+            delattr(applied.owner, applied.name)
+        else:
             setattr(applied.owner, applied.name, applied.original)
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _PatchOnImport)]
 

@@ -1,0 +1,61 @@
+"""Tells a drafter with memory about each request that takes a slot."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mrv2_spec.integration.patching import Patch
+from mrv2_spec.views import NewRequest
+
+_CACHE_SALT = "_mrv2_spec_cache_salt"
+
+
+def _wrap_from_request(original: Callable[..., Any]) -> Any:
+    # The worker is told everything about a request but its cache salt.
+    def from_request(cls: type[Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        new_request = original(request, *args, **kwargs)
+        setattr(new_request, _CACHE_SALT, request.cache_salt)
+        return new_request
+
+    return classmethod(from_request)
+
+
+def _wrap_add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_requests(self: Any, scheduler_output: Any) -> Any:
+        result = original(self, scheduler_output)
+        add = getattr(self.speculator, "add_requests", None)
+        new = scheduler_output.scheduled_new_reqs
+        if add is not None and new:
+            slots = self.req_states.req_id_to_index
+            add([_describe(slots[data.req_id], data) for data in new])
+        return result
+
+    return add_requests
+
+
+def _describe(slot: int, data: Any) -> NewRequest:
+    params = data.sampling_params
+    return NewRequest(
+        slot=slot,
+        prompt_len=data.prompt_len,
+        prefill_len=len(data.prefill_token_ids),
+        adapter=data.lora_request.lora_name if data.lora_request else None,
+        cache_salt=getattr(data, _CACHE_SALT, None),
+        extra_args=(params.extra_args or {}) if params is not None else {},
+    )
+
+
+REQUEST_PATCHES = (
+    Patch(
+        "NewRequestData.from_request",
+        (("request", "block_ids", "prefill_token_ids", "uses_mrope"),),
+        _wrap_from_request,
+    ),
+)
+
+PATCHES = (
+    Patch(
+        "GPUModelRunner.add_requests",
+        (("self", "scheduler_output"),),
+        _wrap_add_requests,
+    ),
+)

@@ -1,0 +1,190 @@
+"""Suffix decoding: votes over all earlier copies of a request's last tokens.
+
+The algorithm is described in docs/suffix.md; its tensors in kernels/suffix_state.py.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.states import RequestState
+
+from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.kernels.suffix_draft import draft_suffix
+from mrv2_spec.kernels.suffix_state import SuffixSettings, make_state
+from mrv2_spec.kernels.suffix_update import update_suffix
+from mrv2_spec.placeholders import find_placeholder_ids
+from mrv2_spec.speculator import RowSpeculator
+from mrv2_spec.views import NewRequest, StepInputs
+
+logger = logging.getLogger("vllm.mrv2_spec")
+
+# A request's own arguments (``extra_args``, over HTTP ``vllm_xargs``).
+NAMESPACE_ARG = "mrv2_spec_namespace"
+READ_ARG = "mrv2_spec_read"
+CONTRIBUTE_ARG = "mrv2_spec_contribute"
+
+# Namespaces whose number is remembered; a forgotten one starts with an empty memory.
+MAX_NAMESPACES = 2**16
+
+# (adapter, cache salt, name)
+Namespace = tuple[str | None, str | None, str | None]
+
+
+class Namespaces:
+    """Numbers for namespaces, never given twice, the same on every rank."""
+
+    def __init__(self, limit: int = MAX_NAMESPACES) -> None:
+        self._ids: OrderedDict[Namespace, int] = OrderedDict()
+        self._limit = limit
+        self._next = 0
+
+    def id_of(self, namespace: Namespace) -> int:
+        """Return a namespace's number, a new one if it has none."""
+        if namespace in self._ids:
+            self._ids.move_to_end(namespace)
+            return self._ids[namespace]
+        if len(self._ids) >= self._limit:
+            self._ids.popitem(last=False)
+        self._ids[namespace] = self._next
+        self._next += 1
+        return self._ids[namespace]
+
+    def find(self, namespace: Namespace) -> int | None:
+        """Return a namespace's number, or None if it has none."""
+        return self._ids.get(namespace)
+
+
+class SuffixSpeculator(RowSpeculator):
+    """Drafts by votes over the own row and the responses of other requests.
+
+    A request reads and feeds only the memory of its namespace: its LoRA adapter, its
+    ``cache_salt`` and, if given, a name of its own. What a request leaves behind stays
+    in the memory however it ended; a preempted one goes on as a new response that
+    begins where it was cut.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
+    ) -> None:
+        super().__init__(vllm_config, device, req_states)
+        spec_config = vllm_config.speculative_config
+        assert spec_config is not None
+        self.max_cached_requests: int = spec_config.suffix_decoding_max_cached_requests
+        self.suffix_settings = SuffixSettings(
+            num_speculative_tokens=self.num_speculative_steps,
+            max_model_len=req_states.max_model_len,
+            corpus_tokens=self.settings.corpus_tokens,
+            max_cached_requests=max(1, self.max_cached_requests),
+        )
+        self.state = make_state(self.suffix_settings, req_states.max_num_reqs, device)
+        self.namespaces = Namespaces()
+        self._next_uid = 0
+        self._placeholder_ids = torch.tensor(
+            find_placeholder_ids(vllm_config.model_config.hf_config),
+            dtype=torch.int32,
+            device=device,
+        )
+        self.warm_up()
+
+    def describe(self) -> str:
+        """Return the settings in force, for the start-up line."""
+        memory = (
+            f"memory of {self.suffix_settings.corpus_tokens} tokens and "
+            f"{self.max_cached_requests} requests"
+            if self.max_cached_requests
+            else "no memory across requests"
+        )
+        return f"{memory}, {self.state.nbytes() / 2**20:.1f} MiB"
+
+    def persistent_bytes(self) -> int:
+        """Return the device bytes held for the whole run."""
+        return self.state.nbytes()
+
+    def add_requests(self, requests: Sequence[NewRequest]) -> None:
+        """Begin anew in the slots of requests that were just admitted."""
+        rows = []
+        for request in requests:
+            namespace, flags = self._rights(request)
+            fields = list(layout.NEW_SLOT)
+            fields[layout.UID] = self._next_uid
+            fields[layout.NAMESPACE] = self.namespaces.id_of(namespace)
+            fields[layout.FLAGS] = flags
+            if request.prefill_len > request.prompt_len:
+                # Back after a preemption: what it had emitted is in the memory.
+                fields[layout.COMMITTED] = request.prefill_len
+            self._next_uid += 1
+            rows.append(fields)
+        slots = self._to_device([request.slot for request in requests], torch.int64)
+        self.state.slots[slots] = self._to_device(rows, torch.int32)
+
+    def _rights(self, request: NewRequest) -> tuple[Namespace, int]:
+        args = request.extra_args
+        name = args.get(NAMESPACE_ARG)
+        flags = 0
+        if self.max_cached_requests:
+            flags |= layout.FLAG_READ if _is_true(args, READ_ARG) else 0
+            flags |= layout.FLAG_CONTRIBUTE if _is_true(args, CONTRIBUTE_ARG) else 0
+        if name is not None and not isinstance(name, str):
+            logger.warning(
+                "%s=%r is no string: the request neither reads nor feeds the memory",
+                NAMESPACE_ARG,
+                name,
+            )
+            return (None, None, None), 0
+        return (request.adapter, request.cache_salt, name), flags
+
+    def _to_device(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
+        pinned = self.device.type == "cuda"
+        staged = torch.tensor(values, dtype=dtype, pin_memory=pinned)
+        return staged.to(self.device, non_blocking=True)
+
+    def purge(self, namespace: Namespace | None = None) -> None:
+        """Forget the memory: all of it, or that of one namespace."""
+        pages = self.state.pages
+        if namespace is None:
+            pages[:, layout.PAGE_SEQ] = -1
+            return
+        number = self.namespaces.find(namespace)
+        if number is not None:
+            mine = pages[:, layout.PAGE_NAMESPACE] == number
+            pages[:, layout.PAGE_SEQ].masked_fill_(mine, -1)
+
+    def draft(self, step: StepInputs) -> None:
+        """Learn from what was emitted, then draft; see :meth:`RowSpeculator.draft`."""
+        prompt_len = self.req_states.prompt_len.gpu
+        update_suffix(
+            self.state,
+            self.suffix_settings,
+            step.rows.token_ids,
+            step.idx_mapping,
+            step.rows.total_len,
+            prompt_len,
+            step.num_sampled,
+        )
+        draft_suffix(
+            self.state,
+            self.suffix_settings,
+            step.rows.token_ids,
+            step.idx_mapping,
+            step.rows.total_len,
+            prompt_len,
+            step.num_sampled,
+            self._placeholder_ids,
+            self.draft_tokens,
+            self.num_valid_drafts_for_trim,
+            self.draft_token_confidence_probs,
+            num_steps=step.num_speculative_tokens,
+        )
+
+
+def _is_true(args: Any, name: str) -> bool:
+    value = args.get(name, True)
+    # Over HTTP a flag may come as a number or a word.
+    if value in (True, False, "true", "false", "1", "0"):
+        return value in (True, "true", "1")
+    logger.warning("%s=%r is neither true nor false: taken as false", name, value)
+    return False
