@@ -84,6 +84,11 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             )
         )
 
+    def reset(self) -> None:
+        """Forget all requests: what was drafted for them, and what became of it."""
+        self.num_valid_drafts_for_trim.zero_()
+        self.counters.reset()
+
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Do nothing: drafting is not captured."""
 

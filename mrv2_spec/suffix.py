@@ -6,6 +6,7 @@ The algorithm is described in docs/suffix.md; its tensors in kernels/suffix_stat
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -104,20 +105,30 @@ class SuffixSpeculator(RowSpeculator):
         """Return the device bytes held for the whole run."""
         return self.state.nbytes()
 
+    def reset(self) -> None:
+        """Forget all requests and the memory."""
+        super().reset()
+        max_num_reqs = self.req_states.max_num_reqs
+        fresh = make_state(self.suffix_settings, max_num_reqs, "cpu")
+        for field in fields(fresh):
+            getattr(self.state, field.name).copy_(getattr(fresh, field.name))
+        self.namespaces = Namespaces()
+        self._next_uid = 0
+
     def add_requests(self, requests: Sequence[NewRequest]) -> None:
         """Begin anew in the slots of requests that were just admitted."""
         rows = []
         for request in requests:
             namespace, flags = self._rights(request)
-            fields = list(layout.NEW_SLOT)
-            fields[layout.UID] = self._next_uid
-            fields[layout.NAMESPACE] = self.namespaces.id_of(namespace)
-            fields[layout.FLAGS] = flags
+            row = list(layout.NEW_SLOT)
+            row[layout.UID] = self._next_uid
+            row[layout.NAMESPACE] = self.namespaces.id_of(namespace)
+            row[layout.FLAGS] = flags
             if request.prefill_len > request.prompt_len:
                 # Back after a preemption: what it had emitted is in the memory.
-                fields[layout.COMMITTED] = request.prefill_len
+                row[layout.COMMITTED] = request.prefill_len
             self._next_uid += 1
-            rows.append(fields)
+            rows.append(row)
         slots = self._to_device([request.slot for request in requests], torch.int64)
         self.state.slots[slots] = self._to_device(rows, torch.int32)
 

@@ -12,6 +12,7 @@ SUPPORTED_VLLM = ("0.32.0", "0.33.0")
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _WORKER = "vllm.v1.worker.worker_base"
+_GPU_WORKER = "vllm.v1.worker.gpu_worker"
 _SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 
 _installed = False
@@ -52,6 +53,7 @@ def install() -> None:
         rows,
         speculator,
         verification,
+        warmup,
         worker,
     )
 
@@ -70,6 +72,7 @@ def install() -> None:
         )
         patching.apply_on_import(_SCHEDULER_OUTPUT, requests.REQUEST_PATCHES)
         patching.apply_on_import(_WORKER, worker.PATCHES)
+        patching.apply_on_import(_GPU_WORKER, warmup.PATCHES)
         patching.apply_on_import(_RUNNER, runner_patches)
     except patching.PatchError:
         patching.revert_all()

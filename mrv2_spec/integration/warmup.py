@@ -1,0 +1,26 @@
+"""Forgets vLLM's warm-up requests, which are drafted for like real ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mrv2_spec.integration.patching import Patch
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def warmup_kernels(model_runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(model_runner, *args, **kwargs)
+        reset = getattr(model_runner.speculator, "reset", None)
+        if reset is not None:
+            reset()
+        return result
+
+    return warmup_kernels
+
+
+PATCHES = (
+    Patch(
+        "warmup_kernels",
+        (("model_runner", "worker_execute_model", "worker_sample_tokens"),),
+        _wrap,
+    ),
+)
