@@ -85,7 +85,7 @@ class SuffixSettings:
     # 14/256 a token accepted.
     waste_budget: int = 46
     waste_slope: int = 14
-    waste_gain: int = 512
+    waste_shift: int = 13
     # Observations weigh 16; a bin is halved above this.
     max_observations: int = 200 * 16
 
@@ -113,12 +113,15 @@ class SuffixSettings:
             )
         if self.num_buckets & (self.num_buckets - 1):
             raise ValueError(f"num_buckets = {self.num_buckets}: not a power of two")
-        if not 1 <= self.num_speculative_tokens <= 64:
+        if not 1 <= self.num_speculative_tokens <= 48:
             raise ValueError(
-                f"num_speculative_tokens = {self.num_speculative_tokens}: 1 to 64"
+                f"num_speculative_tokens = {self.num_speculative_tokens}: 1 to 48, what "
+                "the shared memory of a block holds"
             )
-        if self.window > 32:
-            raise ValueError(f"window = {self.window}: at most 32")
+        if not 1 <= self.window < 32:
+            raise ValueError(f"window = {self.window}: 1 to 31")
+        if not 64 <= self.max_observations < 2**16:
+            raise ValueError(f"max_observations = {self.max_observations}: 64 to 65535")
 
 
 @dataclass

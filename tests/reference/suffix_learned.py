@@ -157,7 +157,7 @@ def adjust(
     limit: int,
     budget: int,
     slope: int,
-    gain: int,
+    shift: int,
     low: int,
     high: int,
 ) -> None:
@@ -168,9 +168,10 @@ def adjust(
             lr.accepted[b] >>= 1
     if sums[2] > 0:
         error = sums[0] * 16 + sums[1] * slope // 16 - budget * sums[2]
-        error = min(max(error, -gain * 2), gain * 2)
+        bound = 1 << (shift - 3)
+        error = min(max(error, -bound), bound)
         t = counters[layout.THRESHOLD]
-        counters[layout.THRESHOLD] = min(max(t + t * error // (16 * gain), low), high)
+        counters[layout.THRESHOLD] = min(max(t + ((t * error) >> shift), low), high)
 
 
 @njit
@@ -414,6 +415,7 @@ def draft(
     total: int,
     prompt: int,
     limit: int,
+    placeholders: Any,
     chances: Any,
 ) -> int:
     """Draft for one row and remember it; return how many tokens to verify.
@@ -421,7 +423,7 @@ def draft(
     Tokens stand in s.tokens, their chances (of 65536) in `chances`.
     """
     s.length[slot] = -1
-    if total < 2 or limit <= 0:
+    if total < 2 or limit <= 0 or (placeholders == row[total - 1]).any():
         return 0
     own = find_own(c, w, row, total, prompt)
     num = own
@@ -519,6 +521,8 @@ def draft(
                 if guess >= chance:
                     chance = guess
                     token = best_token[x, b]
+        if (placeholders == token).any():
+            break
         all_right = (all_right * chance) >> 16
         s.tokens[slot, j] = token
         chances[j] = chance
@@ -621,14 +625,20 @@ class LearnedModel:
             st.max_observations,
             st.waste_budget,
             st.waste_slope,
-            st.waste_gain,
+            st.waste_shift,
             st.min_threshold,
             st.max_threshold,
         )
         commit(self.constants, self.memory, self.slots, slots, rows, totals, prompts)
 
     def draft(
-        self, slot: int, row: np.ndarray, total: int, prompt: int, num_steps: int
+        self,
+        slot: int,
+        row: np.ndarray,
+        total: int,
+        prompt: int,
+        num_steps: int,
+        placeholders: tuple[int, ...] = (),
     ) -> tuple[list[int], list[float]]:
         """Return the tokens to verify and the chance of each."""
         k = self.settings.num_speculative_tokens
@@ -645,6 +655,7 @@ class LearnedModel:
             total,
             prompt,
             limit,
+            np.array(placeholders, np.int64),
             chances,
         )
         tokens = [int(t) for t in self.slots.tokens[slot, :valid]]

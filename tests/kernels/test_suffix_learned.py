@@ -1,0 +1,149 @@
+"""The tensor version of the learned scoring against its plain model."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.kernels.suffix_draft import draft_suffix
+from mrv2_spec.kernels.suffix_state import SuffixSettings, make_state
+from mrv2_spec.kernels.suffix_update import update_suffix
+from tests.kernels.suffix_batch import Traffic, as_array, random_settings, start_slots
+from tests.reference.suffix_learned import LearnedModel
+
+
+class Pair:
+    """Both versions on the same traffic."""
+
+    def __init__(self, traffic: Traffic, placeholders: tuple[int, ...] = ()) -> None:
+        self.traffic = traffic
+        self.settings = traffic.settings
+        reqs, k = traffic.max_num_reqs, self.settings.num_speculative_tokens
+        self.state = make_state(self.settings, reqs, "cpu")
+        self.model = LearnedModel(self.settings, reqs)
+        self.placeholders = placeholders
+        self.drafts = torch.full((reqs, k), -7)
+        self.num_drafts = torch.full((reqs,), -7, dtype=torch.int32)
+        self.confidences = torch.full((reqs, k), -7.0)
+
+    def step(self, num_steps: int) -> int:
+        """Run one step on both and compare everything; return the drafts made."""
+        t = self.traffic
+        idx_mapping, num_sampled = t.step()
+        start_slots(self.state, t)
+        for fields in t.started:
+            self.model.start(*fields)
+        inputs = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
+        update_suffix(self.state, self.settings, *inputs)
+        draft_suffix(
+            self.state,
+            self.settings,
+            *inputs,
+            torch.tensor(self.placeholders, dtype=torch.int32),
+            self.drafts,
+            self.num_drafts,
+            self.confidences,
+            num_steps=num_steps,
+        )
+        slots = idx_mapping[num_sampled > 0]
+        rows, total, prompt = (as_array(x[slots]) for x in (t.rows, t.total, t.prompt))
+        if len(slots):
+            self.model.update(slots.numpy(), rows, total, prompt)
+        made = 0
+        index = {int(s): i for i, s in enumerate(slots)}
+        for b, slot in enumerate(idx_mapping.tolist()):
+            tokens: list[int] = []
+            chances: list[float] = []
+            if slot in index:
+                i = index[slot]
+                tokens, chances = self.model.draft(
+                    slot, rows[i], total[i], prompt[i], num_steps, self.placeholders
+                )
+            num = int(self.num_drafts[slot])
+            assert self.drafts[b, :num].tolist() == tokens
+            assert self.confidences[b, :num].tolist() == chances
+            assert (self.confidences[b, num:] == 0).all()
+            last = t.rows[slot, t.total[slot] - 1]
+            assert (self.drafts[b, num:] == last).all()
+            made += num
+        self.compare_states()
+        return made
+
+    def compare_states(self) -> None:
+        m, s, state = self.model.memory, self.model.slots, self.state
+        assert as_array(state.counters).tolist() == m.counters.tolist()
+        np.testing.assert_array_equal(as_array(state.table), m.table)
+        live = m.seq >= 0
+        pages = as_array(state.pages)[live]
+        columns = (m.seq, m.uid, m.namespace, m.length)
+        for column, want in enumerate(columns):
+            np.testing.assert_array_equal(pages[:, column], want[live])
+        np.testing.assert_array_equal(
+            as_array(state.accepted), self.model.learned.accepted
+        )
+        np.testing.assert_array_equal(
+            as_array(state.observed), self.model.learned.observed
+        )
+        fields = as_array(state.slots)
+        np.testing.assert_array_equal(fields[:, layout.COMMITTED], s.committed)
+        np.testing.assert_array_equal(fields[:, layout.DRAFT_LEN], s.length)
+
+
+@pytest.mark.parametrize("case", range(15))
+def test_random_traffic(rng: random.Random, case: int):
+    traffic = Traffic(
+        rng,
+        random_settings(rng),
+        max_num_reqs=rng.choice([1, 3, 6]),
+        alphabet=rng.choice([2, 4, 1000]),
+        namespaces=rng.choice([1, 2]),
+    )
+    pair = Pair(traffic, (1,) if case % 5 == 0 else ())
+    for _ in range(25):
+        pair.step(rng.choice([64, 64, 2, 0]))
+
+
+def test_long_rows_keep_the_best_places(rng: random.Random):
+    settings = SuffixSettings(
+        max_model_len=600, corpus_tokens=5000, num_buckets=64, max_new_tokens=600
+    )
+    traffic = Traffic(rng, settings, 2, alphabet=2, max_prompt=400, max_output=180)
+    pair = Pair(traffic)
+    assert sum(pair.step(16) for _ in range(40)) > 0
+
+
+def test_page_numbers_start_afresh_at_their_limit(rng: random.Random):
+    settings = random_settings(rng, k=4)
+    pair = Pair(Traffic(rng, settings, 3, alphabet=3))
+    pair.step(4)
+    near = settings.max_page_seq - 6
+    pair.state.counters[layout.NEXT_PAGE] = near
+    pair.model.memory.counters[layout.NEXT_PAGE] = near
+    for _ in range(20):
+        pair.step(4)
+    assert int(pair.state.counters[layout.NEXT_PAGE]) < near
+
+
+def test_bytes_stay_as_allocated(rng: random.Random):
+    pair = Pair(Traffic(rng, random_settings(rng), 4, alphabet=4))
+    before = pair.state.nbytes()
+    for _ in range(10):
+        pair.step(16)
+    assert pair.state.nbytes() == before
+
+
+def test_default_bytes():
+    settings = SuffixSettings()
+    reqs = 256
+    per_slot = 4 * (
+        layout.NUM_SLOT_FIELDS
+        + settings.num_speculative_tokens * (1 + 2 * layout.NUM_PREDICTIONS)
+    )
+    table = len(settings.key_masks) * settings.num_buckets * settings.ways
+    ring = settings.corpus_tokens + settings.num_pages * layout.NUM_PAGE_FIELDS
+    total = 4 * (table + ring + 2 * layout.NUM_BINS + layout.NUM_COUNTERS)
+    assert total + reqs * per_slot <= 160 * 2**20
