@@ -108,7 +108,7 @@ def identity() -> str:
         "tokens a round",
     )  # fmt: skip
     note = (
-        f"\n{record['prompts']} prompts, {record['tokens']} tokens, "
+        f"\n{record['prompts']} prompts, twice each, {record['tokens']} tokens, "
         "`VLLM_BATCH_INVARIANT=1`. Each arm is compared with no speculation in its own "
         "mode; compiled and eager models themselves differ in "
         f"{record['graphs_against_eager_without_speculation']} of these tokens.\n"

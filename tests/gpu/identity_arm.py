@@ -6,12 +6,24 @@ import time
 from pathlib import Path
 
 
+def _speculation(method: str, k: int) -> dict[str, object] | None:
+    if method == "none":
+        return None
+    lengths = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    return {
+        "method": method,
+        "num_speculative_tokens": k,
+        **(lengths if method == "ngram" else {}),
+    }
+
+
 def main() -> None:
     """Generate greedily and write tokens, wall time and counters as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--method", choices=["none", "ngram", "suffix"], required=True)
     parser.add_argument("--k", type=int, default=0)
     parser.add_argument("--trim", choices=["on", "off"], default="on")
     parser.add_argument("--graphs", choices=["on", "off"], required=True)
@@ -29,22 +41,19 @@ def main() -> None:
         kv_cache_memory_bytes=2 << 30,
         enforce_eager=args.graphs == "off",
         enable_prefix_caching=False,
-        speculative_config=None
-        if args.k == 0
-        else {
-            "method": "ngram",
-            "num_speculative_tokens": args.k,
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 4,
-        },
+        speculative_config=_speculation(args.method, args.k),
         additional_config={"mrv2_spec": {"trim": args.trim == "on"}},
     )
     started = time.perf_counter()
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt["prompt_token_ids"]} for prompt in prompts],
-        SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True),
-        use_tqdm=False,
-    )
+    # Twice: the second time suffix decoding remembers every reply of the first.
+    rounds = [
+        llm.generate(
+            [{"prompt_token_ids": prompt["prompt_token_ids"]} for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True),
+            use_tqdm=False,
+        )
+        for _ in range(2)
+    ]
     seconds = time.perf_counter() - started
     from dataclasses import asdict
 
@@ -54,7 +63,11 @@ def main() -> None:
     args.out.write_text(
         json.dumps(
             {
-                "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+                "tokens": [
+                    list(output.outputs[0].token_ids)
+                    for outputs in rounds
+                    for output in outputs
+                ],
                 "seconds": seconds,
                 "counters": None if totals is None else asdict(totals),
             }
