@@ -10,6 +10,7 @@ from mrv2_spec.errors import UserError
 KEY = "mrv2_spec"
 
 Tie = Literal["earliest", "latest"]
+Scoring = Literal["learned", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class Settings:
 
     tie: Tie = "latest"
     """Which of several equally long n-gram matches is continued."""
+    scoring: Scoring = "learned"
+    """How suffix decoding chooses: by votes that learned what the target accepts, or
+    as the CPU reference does, by counts."""
     corpus_tokens: int = 4 * 2**20
     """Tokens of other requests that suffix decoding remembers."""
     trim: bool = True
@@ -61,10 +65,12 @@ def parse_settings(additional_config: Any) -> Settings:
                 f"did you mean {near[0]!r}? Known keys: {', '.join(sorted(known))}"
             )
     settings = Settings(**given)
-    if settings.tie not in get_args(Tie):
-        raise SettingsError(
-            f"{KEY}.tie={settings.tie!r} must be one of {', '.join(get_args(Tie))}"
-        )
+    for name, allowed in (("tie", get_args(Tie)), ("scoring", get_args(Scoring))):
+        value = getattr(settings, name)
+        if value not in allowed:
+            raise SettingsError(
+                f"{KEY}.{name}={value!r} must be one of {', '.join(allowed)}"
+            )
     if not isinstance(settings.trim, bool):
         raise SettingsError(f"{KEY}.trim={settings.trim!r} must be true or false")
     for name, least in (("trim_min_tokens", 0), ("corpus_tokens", 1)):

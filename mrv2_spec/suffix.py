@@ -14,11 +14,11 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.states import RequestState
 
 from mrv2_spec.kernels import suffix_state as layout
-from mrv2_spec.kernels.suffix_draft import draft_suffix
+from mrv2_spec.kernels.suffix_counts import CountRules
 from mrv2_spec.kernels.suffix_state import SuffixSettings, make_state
-from mrv2_spec.kernels.suffix_update import update_suffix
 from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.speculator import RowSpeculator
+from mrv2_spec.suffix_backend import make_backend
 from mrv2_spec.views import NewRequest, StepInputs
 
 logger = logging.getLogger("vllm.mrv2_spec")
@@ -82,6 +82,17 @@ class SuffixSpeculator(RowSpeculator):
             max_cached_requests=max(1, self.max_cached_requests),
         )
         self.state = make_state(self.suffix_settings, req_states.max_num_reqs, device)
+        rules = CountRules(
+            max_tree_depth=spec_config.suffix_decoding_max_tree_depth,
+            max_spec_factor=spec_config.suffix_decoding_max_spec_factor,
+            min_token_prob=spec_config.suffix_decoding_min_token_prob,
+        )
+        self._backend = make_backend(
+            self.suffix_settings,
+            rules if self.settings.scoring == "reference" else None,
+            req_states.max_num_reqs,
+            device,
+        )
         self.namespaces = Namespaces()
         self._next_uid = 0
         self._placeholder_ids = torch.tensor(
@@ -99,6 +110,7 @@ class SuffixSpeculator(RowSpeculator):
             if self.max_cached_requests
             else "no memory across requests"
         )
+        memory = f"{self.settings.scoring} scoring, {memory}"
         return f"{memory}, {self.state.nbytes() / 2**20:.1f} MiB"
 
     def persistent_bytes(self) -> int:
@@ -166,29 +178,12 @@ class SuffixSpeculator(RowSpeculator):
 
     def draft(self, step: StepInputs) -> None:
         """Learn from what was emitted, then draft; see :meth:`RowSpeculator.draft`."""
-        prompt_len = self.req_states.prompt_len.gpu
-        update_suffix(
+        self._backend.step(
             self.state,
-            self.suffix_settings,
-            step.rows.token_ids,
-            step.idx_mapping,
-            step.rows.total_len,
-            prompt_len,
-            step.num_sampled,
-        )
-        draft_suffix(
-            self.state,
-            self.suffix_settings,
-            step.rows.token_ids,
-            step.idx_mapping,
-            step.rows.total_len,
-            prompt_len,
-            step.num_sampled,
+            step,
+            self.req_states.prompt_len.gpu,
             self._placeholder_ids,
-            self.draft_tokens,
-            self.num_valid_drafts_for_trim,
-            self.draft_token_confidence_probs,
-            num_steps=step.num_speculative_tokens,
+            self,
         )
 
 

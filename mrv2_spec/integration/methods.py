@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from mrv2_spec.config import SettingsError, parse_settings
@@ -96,9 +97,21 @@ def check_settings(vllm_config: Any) -> None:
             f"num_speculative_tokens={num_drafts} exceeds {MAX_SUFFIX_DRAFTS}, the "
             "most that method 'suffix' drafts; lower it"
         )
+    if spec_config.method == "suffix":
+        _check_cupy()
     if getattr(vllm_config, "watermark_config", None) is not None:
         raise SettingsError(
             f"method {spec_config.method!r} does not support watermarking; remove one"
+        )
+
+
+def _check_cupy() -> None:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda() and find_spec("cupy") is None:
+        raise SettingsError(
+            "method 'suffix' needs CuPy on a GPU, which is not installed; install "
+            "mrv2-spec[cuda13], or mrv2-spec[cuda12] with CUDA 12"
         )
 
 
