@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from mrv2_spec import corpus_cli
 from mrv2_spec.errors import UserError
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(corpus_cli.app, name="corpus")
 
 
 @app.command()

@@ -24,6 +24,8 @@ class Settings:
     as the CPU reference does, by counts."""
     corpus_tokens: int = 4 * 2**20
     """Tokens of other requests that suffix decoding remembers."""
+    memory_file: str | None = None
+    """A memory file that suffix decoding starts with, see docs/corpus.md."""
     trim: bool = True
     """Whether only the drafts worth it are verified."""
     trim_min_tokens: int = 16
@@ -71,6 +73,9 @@ def parse_settings(additional_config: Any) -> Settings:
             raise SettingsError(
                 f"{KEY}.{name}={value!r} must be one of {', '.join(allowed)}"
             )
+    path = settings.memory_file
+    if path is not None and not (isinstance(path, str) and path):
+        raise SettingsError(f"{KEY}.memory_file={path!r} must be the path of a file")
     if not isinstance(settings.trim, bool):
         raise SettingsError(f"{KEY}.trim={settings.trim!r} must be true or false")
     for name, least in (("trim_min_tokens", 0), ("corpus_tokens", 1)):

@@ -4,7 +4,6 @@ The algorithm is described in docs/suffix.md; its tensors in kernels/suffix_stat
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,6 +12,9 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.states import RequestState
 
+from mrv2_spec.corpus.engine import fingerprint_of, load_memory, read_for, save_memory
+from mrv2_spec.corpus.namespaces import Namespace, Namespaces
+from mrv2_spec.corpus.saved import SavedMemory
 from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_counts import CountRules
 from mrv2_spec.kernels.suffix_state import SuffixSettings, make_state
@@ -27,36 +29,6 @@ logger = logging.getLogger("vllm.mrv2_spec")
 NAMESPACE_ARG = "mrv2_spec_namespace"
 READ_ARG = "mrv2_spec_read"
 CONTRIBUTE_ARG = "mrv2_spec_contribute"
-
-# Namespaces whose number is remembered; a forgotten one starts with an empty memory.
-MAX_NAMESPACES = 2**16
-
-# (adapter, cache salt, name)
-Namespace = tuple[str | None, str | None, str | None]
-
-
-class Namespaces:
-    """Numbers for namespaces, never given twice, the same on every rank."""
-
-    def __init__(self, limit: int = MAX_NAMESPACES) -> None:
-        self._ids: OrderedDict[Namespace, int] = OrderedDict()
-        self._limit = limit
-        self._next = 0
-
-    def id_of(self, namespace: Namespace) -> int:
-        """Return a namespace's number, a new one if it has none."""
-        if namespace in self._ids:
-            self._ids.move_to_end(namespace)
-            return self._ids[namespace]
-        if len(self._ids) >= self._limit:
-            self._ids.popitem(last=False)
-        self._ids[namespace] = self._next
-        self._next += 1
-        return self._ids[namespace]
-
-    def find(self, namespace: Namespace) -> int | None:
-        """Return a namespace's number, or None if it has none."""
-        return self._ids.get(namespace)
 
 
 class SuffixSpeculator(RowSpeculator):
@@ -81,6 +53,12 @@ class SuffixSpeculator(RowSpeculator):
             corpus_tokens=self.settings.corpus_tokens,
             max_cached_requests=max(1, self.max_cached_requests),
         )
+        # Read before anything is allocated, and kept: a reset goes back to it.
+        self._initial_memory = (
+            read_for(vllm_config.model_config, self.settings.memory_file)
+            if self.settings.memory_file is not None
+            else None
+        )
         self.state = make_state(self.suffix_settings, req_states.max_num_reqs, device)
         rules = CountRules(
             max_tree_depth=spec_config.suffix_decoding_max_tree_depth,
@@ -93,8 +71,7 @@ class SuffixSpeculator(RowSpeculator):
             req_states.max_num_reqs,
             device,
         )
-        self.namespaces = Namespaces()
-        self._next_uid = 0
+        self._begin_memory()
         self._placeholder_ids = torch.tensor(
             find_placeholder_ids(vllm_config.model_config.hf_config),
             dtype=torch.int32,
@@ -118,14 +95,25 @@ class SuffixSpeculator(RowSpeculator):
         return self.state.nbytes()
 
     def reset(self) -> None:
-        """Forget all requests and the memory."""
+        """Forget all requests, and go back to the memory of the start."""
         super().reset()
         max_num_reqs = self.req_states.max_num_reqs
         fresh = make_state(self.suffix_settings, max_num_reqs, "cpu")
         for field in fields(fresh):
             getattr(self.state, field.name).copy_(getattr(fresh, field.name))
+        self._begin_memory()
+
+    def _begin_memory(self) -> None:
         self.namespaces = Namespaces()
         self._next_uid = 0
+        if self._initial_memory is not None:
+            load_memory(
+                self.state,
+                self.suffix_settings,
+                self.namespaces,
+                self._initial_memory,
+            )
+            self._next_uid = self._initial_memory.documents.num_documents
 
     def add_requests(self, requests: Sequence[NewRequest]) -> None:
         """Begin anew in the slots of requests that were just admitted."""
@@ -175,6 +163,21 @@ class SuffixSpeculator(RowSpeculator):
         if number is not None:
             mine = pages[:, layout.PAGE_NAMESPACE] == number
             pages[:, layout.PAGE_SEQ].masked_fill_(mine, -1)
+
+    def save_memory(self, path: str) -> SavedMemory:
+        """Write what the memory holds to a file; waits for the device.
+
+        Raises:
+            CorpusError: the path cannot be written, the memory is empty, or the
+                tokenizer cannot be identified.
+        """
+        return save_memory(
+            self.state,
+            self.suffix_settings,
+            self.namespaces,
+            fingerprint_of(self.vllm_config.model_config),
+            path,
+        )
 
     def draft(self, step: StepInputs) -> None:
         """Learn from what was emitted, then draft; see :meth:`RowSpeculator.draft`."""

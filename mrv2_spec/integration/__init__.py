@@ -3,9 +3,13 @@
 ``install`` is called in every vLLM process; it and ``uninstall`` may be called again.
 """
 
+import os
 from typing import Any
 
+from mrv2_spec.corpus.namespaces import Namespace
+from mrv2_spec.corpus.saved import SavedMemory
 from mrv2_spec.counters import Totals
+from mrv2_spec.errors import UserError
 from mrv2_spec.integration import patching
 
 SUPPORTED_VLLM = ("0.32.0", "0.33.0")
@@ -97,3 +101,43 @@ def read_counters(llm: Any) -> Totals | None:
     """
     totals = llm.collective_rpc("mrv2_spec_counters")[0]
     return None if totals is None else Totals(**totals)
+
+
+def save_memory(llm: Any, path: str | os.PathLike[str]) -> SavedMemory:
+    """Write what an engine's suffix decoding remembers to a file; see docs/corpus.md.
+
+    Waits for the device: for use between steps, not within one.
+
+    Args:
+        llm: a ``vllm.LLM``; its first rank writes.
+        path: on the worker's machine; what was there is replaced as a whole.
+
+    Raises:
+        UserError: the file cannot be written, or there is nothing to save.
+    """
+    replies = llm.collective_rpc("mrv2_spec_save_memory", args=(os.fspath(path),))
+    reply = next((reply for reply in replies if reply is not None), None)
+    if reply is None:
+        raise UserError(
+            "this engine has no memory to save: its speculative method is not 'suffix'"
+        )
+    if "error" in reply:
+        raise UserError(reply["error"])
+    return SavedMemory(**reply)
+
+
+def purge_memory(llm: Any, namespace: Namespace | None = None) -> None:
+    """Forget what an engine's suffix decoding remembers. Files are left as they are.
+
+    Args:
+        llm: a ``vllm.LLM``.
+        namespace: (adapter, cache_salt, name), each a string or None, of the requests
+            whose responses to forget; None forgets all of them.
+
+    Raises:
+        UserError: the engine has no memory.
+    """
+    if not any(llm.collective_rpc("mrv2_spec_purge", args=namespace or ())):
+        raise UserError(
+            "this engine has no memory to purge: its speculative method is not 'suffix'"
+        )

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mrv2_spec.config import SettingsError, parse_settings
+from mrv2_spec.corpus.errors import CorpusError
 from mrv2_spec.integration.patching import Patch
 
 NGRAM_METHODS = ("ngram", "ngram_gpu")
@@ -66,7 +67,7 @@ def check_settings(vllm_config: Any) -> None:
     Raises:
         SettingsError: one line that names the setting and the remedy.
     """
-    parse_settings(vllm_config.additional_config)
+    settings = parse_settings(vllm_config.additional_config)
     spec_config = vllm_config.speculative_config
     num_drafts = spec_config.num_speculative_tokens
     max_model_len = vllm_config.model_config.max_model_len
@@ -103,6 +104,28 @@ def check_settings(vllm_config: Any) -> None:
         raise SettingsError(
             f"method {spec_config.method!r} does not support watermarking; remove one"
         )
+    if settings.memory_file is not None:
+        _check_memory_file(settings.memory_file, vllm_config)
+
+
+def _check_memory_file(path: str, vllm_config: Any) -> None:
+    spec_config = vllm_config.speculative_config
+    if spec_config.method != "suffix":
+        raise SettingsError(
+            f"mrv2_spec.memory_file={path!r} is read by method 'suffix' only; remove "
+            f"it, or use that method in place of {spec_config.method!r}"
+        )
+    if spec_config.suffix_decoding_max_cached_requests < 1:
+        raise SettingsError(
+            f"mrv2_spec.memory_file={path!r} needs a memory, and "
+            "suffix_decoding_max_cached_requests=0 keeps none; remove one"
+        )
+    from mrv2_spec.corpus.engine import read_for
+
+    try:
+        read_for(vllm_config.model_config, path)
+    except CorpusError as error:
+        raise SettingsError(f"mrv2_spec.memory_file: {error}") from error
 
 
 def _check_cupy() -> None:

@@ -1,0 +1,167 @@
+"""Move the memory between the device's tensors and documents.
+
+Packing leaves the tensors as if every document had been streamed through
+`update_suffix` in order, each by a request of its own, numbered from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mrv2_spec.corpus.documents import Documents
+from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState
+from mrv2_spec.kernels.suffix_update import hash_start, hash_step, hash_way
+
+# Tokens hashed at a time: bounds the host memory of the intermediate values.
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of the documents fits."""
+
+    num_documents: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What the memory holds, oldest first, on the host."""
+
+    tokens: torch.Tensor  # [num_tokens] int32
+    lengths: torch.Tensor  # [num_documents] int64
+    namespaces: torch.Tensor  # [num_documents] int64, the device's numbers
+
+
+def pack(
+    state: SuffixState,
+    settings: SuffixSettings,
+    documents: Documents,
+    numbers: list[int],
+) -> Kept:
+    """Fill an empty memory with the newest documents that fit.
+
+    The tensors are made on the host first: a failure there leaves the state as it was.
+
+    Args:
+        state: fresh; its memory (tokens, pages, table, two counters) is written.
+        settings: the state's.
+        documents: oldest first.
+        numbers: the device's numbers of `documents.names`.
+
+    Returns:
+        How many documents and tokens are in the memory now; the oldest document may
+        have lost its beginning.
+    """
+    size, num_pages = settings.page_size, settings.num_pages
+    num_documents = documents.num_documents
+    if num_documents == 0:
+        return Kept(0, 0)
+    lengths = torch.from_numpy(documents.lengths)
+    uid = torch.arange(num_documents)
+    end_page = ((lengths + size - 1) // size).cumsum(0)
+    next_page = int(end_page[-1])
+    if next_page >= settings.max_page_seq:
+        # Streaming would have begun anew somewhere: count from the first page kept.
+        end_page -= next_page - num_pages
+        next_page = num_pages
+    first_page = end_page - (lengths + size - 1) // size
+    oldest_page = max(next_page - num_pages, 0)
+    kept = end_page > oldest_page
+    kept &= num_documents - 1 - uid < settings.max_cached_requests
+    lengths, uid = lengths[kept], uid[kept]
+    first_page, end_page = first_page[kept], end_page[kept]
+    namespace = torch.tensor(numbers)[torch.from_numpy(documents.namespaces)[kept]]
+    # Kept are the last ones, so their tokens are too.
+    num_tokens = int(lengths.sum())
+    source = torch.from_numpy(documents.tokens)[documents.num_tokens - num_tokens :]
+
+    pages = torch.full((num_pages, layout.NUM_PAGE_FIELDS), -1, dtype=torch.int32)
+    tokens = torch.zeros(num_pages, size, dtype=torch.int32)
+    table = torch.full(state.table.shape, -1, dtype=torch.int32)
+
+    page = torch.arange(max(int(first_page[0]), oldest_page), next_page)
+    owner = torch.searchsorted(end_page, page, right=True)
+    inner = page - first_page[owner]
+    for column, value in (
+        (layout.PAGE_SEQ, page),
+        (layout.PAGE_UID, uid[owner]),
+        (layout.PAGE_NAMESPACE, namespace[owner]),
+        (layout.PAGE_LEN, (lengths[owner] - inner * size).clamp(max=size)),
+        (layout.PAGE_PREV, torch.where(inner > 0, page - 1, -1)),
+        (layout.PAGE_NEXT, torch.where(page + 1 < end_page[owner], page + 1, -1)),
+    ):
+        pages[page % num_pages, column] = value.int()
+
+    end = lengths.cumsum(0)
+    written = 0
+    for begin in range(0, num_tokens, _CHUNK):
+        at = torch.arange(begin, min(begin + _CHUNK, num_tokens))
+        owner = torch.searchsorted(end, at, right=True)
+        pos = at - (end - lengths)[owner]
+        page, offset = first_page[owner] + pos // size, pos % size
+        live = page >= oldest_page
+        at, pos, page, offset = at[live], pos[live], page[live], offset[live]
+        written += at.shape[0]
+        tokens[page % num_pages, offset] = source[at]
+        seq = page * size + offset
+        _enter(table, settings, source, namespace[owner[live]], at, pos, seq)
+
+    state.pages.copy_(pages)
+    state.tokens.copy_(tokens)
+    state.table.copy_(table)
+    state.counters[layout.NEXT_PAGE] = next_page
+    state.counters[layout.NEWEST_UID] = num_documents - 1
+    return Kept(int(lengths.shape[0]), written)
+
+
+def _enter(
+    table: torch.Tensor,
+    settings: SuffixSettings,
+    source: torch.Tensor,
+    namespace: torch.Tensor,
+    at: torch.Tensor,
+    pos: torch.Tensor,
+    seq: torch.Tensor,
+) -> None:
+    """Enter tokens in the hash table: `at` in `source`, `pos` in their documents."""
+    way = hash_way(seq, settings.ways)
+    for key, mask in enumerate(settings.key_masks):
+        h = hash_start(namespace, mask)
+        for back in range(mask.bit_length()):
+            if (mask >> back) & 1:
+                h = hash_step(h, source[(at - back).clamp(min=0)].long())
+        whole = pos >= mask.bit_length() - 1
+        entry = ((h % settings.num_buckets) * settings.ways + way)[whole]
+        table[key].view(-1).scatter_reduce_(0, entry, seq[whole].int(), "amax")
+
+
+def unpack(state: SuffixState, settings: SuffixSettings) -> Responses:
+    """Read the memory back, as far as lookups would see it; waits for the device."""
+    size, num_pages = settings.page_size, settings.num_pages
+    pages = state.pages.cpu().long()
+    newest = int(state.counters[layout.NEWEST_UID])
+    seq, uid = pages[:, layout.PAGE_SEQ], pages[:, layout.PAGE_UID]
+    used = pages[:, layout.PAGE_LEN]
+    live = (seq >= 0) & (seq % num_pages == torch.arange(num_pages)) & (used > 0)
+    live &= newest - uid < settings.max_cached_requests
+    place = live.nonzero().flatten()
+    place = place[torch.argsort((uid[place] << 32) + seq[place])]
+
+    # A response's pages follow each other by number; where the link is to another
+    # page, the memory was purged in between.
+    begins = torch.ones(place.shape[0], dtype=torch.bool)
+    follows = pages[place[1:], layout.PAGE_PREV] == seq[place[:-1]]
+    begins[1:] = ~(follows & (uid[place[1:]] == uid[place[:-1]]))
+    document = begins.long().cumsum(0) - 1
+    lengths = torch.zeros(int(begins.sum()), dtype=torch.int64)
+    lengths.index_add_(0, document, used[place])
+    filled = torch.arange(size) < used[place, None]
+    return Responses(
+        tokens=state.tokens.cpu()[place][filled],
+        lengths=lengths,
+        namespaces=pages[place[begins], layout.PAGE_NAMESPACE],
+    )
