@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from mrv2_spec.kernels.suffix_counts import CountRules
 from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState
 
 KERNELS = ("suffix_learn", "suffix_plan", "suffix_write", "suffix_draft")
+COUNT_KERNELS = ("suffix_count", "suffix_choose")
 
 
 def source(name: str = "suffix.cu") -> str:
@@ -56,6 +58,24 @@ def compile_options(settings: SuffixSettings) -> tuple[str, ...]:
     return ("--std=c++17", *(f"-D{name}={value}" for name, value in macros.items()))
 
 
+def count_options(rules: CountRules) -> tuple[str, ...]:
+    """Return the further options that the reference's scoring needs."""
+    return (
+        f"-DDEPTH={rules.max_tree_depth}",
+        f"-DMAX_PLACES={rules.max_places}",
+        f"-DMIN_PROB={rules.min_token_prob!r}",
+    )
+
+
+class Launcher(Protocol):
+    """Launches compiled kernels by name."""
+
+    def launch(
+        self, name: str, grid: int, block: int, *args: torch.Tensor | np.int64 | int
+    ) -> None:
+        """Launch a kernel over `grid` blocks of `block` threads."""
+
+
 class CudaModule:
     """A compiled source whose kernels launch on torch's current stream."""
 
@@ -69,7 +89,7 @@ class CudaModule:
         self._kernels = {name: module.get_function(name) for name in kernels}
 
     def launch(
-        self, name: str, grid: int, block: int, *args: torch.Tensor | int
+        self, name: str, grid: int, block: int, *args: torch.Tensor | np.int64 | int
     ) -> None:
         """Launch a kernel; a tensor goes as its address, a number as a C int.
 
@@ -93,15 +113,22 @@ class CudaSuffix:
         settings: constants, compiled in.
         max_num_reqs: most requests of a batch.
         device: where the state lives.
+        module: compiled kernels, where they are not to be compiled here.
     """
 
     def __init__(
-        self, settings: SuffixSettings, max_num_reqs: int, device: torch.device
+        self,
+        settings: SuffixSettings,
+        max_num_reqs: int,
+        device: torch.device,
+        module: Launcher | None = None,
     ) -> None:
         settings.check()
         self.settings = settings
-        with torch.cuda.device(device):
-            self._module = CudaModule(source(), compile_options(settings), KERNELS)
+        if module is None:
+            with torch.cuda.device(device):
+                module = CudaModule(source(), compile_options(settings), KERNELS)
+        self._module = module
         # [max_num_reqs, 8] start, number, old page, its room, new pages, the first
         self._growth = torch.zeros(max_num_reqs, 8, dtype=torch.int32, device=device)
 
@@ -215,6 +242,106 @@ class CudaSuffix:
             state.pending_bins,
             state.accepted,
             state.observed,
+            drafts,
+            num_drafts,
+            confidences,
+        )
+
+
+class CudaCounts:
+    """The reference's scoring on a GPU, `draft_by_counts`.
+
+    Args:
+        settings: constants of the memory, compiled in.
+        rules: limits of a draft, compiled in.
+        max_num_reqs: most requests of a batch.
+        device: where the state lives.
+        module: compiled kernels, where they are not to be compiled here.
+    """
+
+    def __init__(
+        self,
+        settings: SuffixSettings,
+        rules: CountRules,
+        max_num_reqs: int,
+        device: torch.device,
+        module: Launcher | None = None,
+    ) -> None:
+        if rules.max_tree_depth > 64:
+            raise ValueError(f"max_tree_depth = {rules.max_tree_depth}: at most 64")
+        k = settings.num_speculative_tokens
+        text = source() + source("suffix_counts.cu")
+        options = compile_options(settings) + count_options(rules)
+        if module is None:
+            with torch.cuda.device(device):
+                module = CudaModule(text, options, COUNT_KERNELS)
+        self._module = module
+        blocks = 2 * max_num_reqs
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._places = zeros(3, blocks, rules.max_places)
+        self._scores = zeros(blocks, dtype=torch.float32)
+        self._tokens = zeros(blocks, k)
+        self._chances = zeros(blocks, k, dtype=torch.float32)
+        self._found = zeros(blocks)
+        self._limits = torch.tensor(rules.limits(k), dtype=torch.int32, device=device)
+
+    def draft(
+        self,
+        state: SuffixState,
+        token_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        total_len: torch.Tensor,
+        num_sampled: torch.Tensor,
+        drafts: torch.Tensor,
+        num_drafts: torch.Tensor,
+        confidences: torch.Tensor,
+        *,
+        num_steps: int,
+    ) -> None:
+        """Do what `draft_by_counts` does, in two launches."""
+        num_reqs = idx_mapping.shape[0]
+        if num_reqs == 0:
+            return
+        assert token_ids.stride(1) == 1
+        assert drafts.is_contiguous() and confidences.is_contiguous()
+        stride = np.int64(token_ids.stride(0))
+        self._module.launch(
+            "suffix_count",
+            2 * num_reqs,
+            512,
+            token_ids,
+            stride,
+            idx_mapping,
+            total_len,
+            num_sampled,
+            self._limits,
+            num_steps,
+            state.tokens,
+            state.pages,
+            state.counters,
+            state.slots,
+            *self._places,
+            self._scores,
+            self._tokens,
+            self._chances,
+            self._found,
+        )
+        self._module.launch(
+            "suffix_choose",
+            (num_reqs + 3) // 4,
+            128,
+            token_ids,
+            stride,
+            idx_mapping,
+            total_len,
+            num_reqs,
+            self._scores,
+            self._tokens,
+            self._chances,
+            self._found,
             drafts,
             num_drafts,
             confidences,

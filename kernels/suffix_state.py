@@ -115,8 +115,8 @@ class SuffixSettings:
             raise ValueError(f"num_buckets = {self.num_buckets}: not a power of two")
         if not 1 <= self.num_speculative_tokens <= 48:
             raise ValueError(
-                f"num_speculative_tokens = {self.num_speculative_tokens}: 1 to 48, what "
-                "the shared memory of a block holds"
+                f"num_speculative_tokens = {self.num_speculative_tokens}: 1 to 48, "
+                "what the shared memory of a block holds"
             )
         if not 1 <= self.window < 32:
             raise ValueError(f"window = {self.window}: 1 to 31")

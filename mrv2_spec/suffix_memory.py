@@ -1,0 +1,283 @@
+"""The memory of suffix decoding across requests: who reads, who gives, what is kept.
+
+Owns the device state and the kernels of one drafter. On a GPU the CUDA version runs, on
+the CPU the tensor version with the same results. A step is `update` and then `draft`;
+neither waits for the device nor allocates on a GPU. Everything else (new requests,
+purging, loading) happens between steps, on the same stream.
+
+What a request leaves behind is what it had committed at its last step: a finished,
+aborted or never-finished one stays until it is overwritten or too old, like any other.
+A preempted one comes back as a new request; `already_committed` keeps what it gave
+before from being given twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.kernels.suffix_counts import CountRules, draft_by_counts
+from mrv2_spec.kernels.suffix_draft import draft_suffix
+from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState, make_state
+from mrv2_spec.kernels.suffix_update import update_suffix
+
+Scoring = Literal["learned", "reference"]
+
+
+@dataclass(frozen=True)
+class RequestAccess:
+    """What a request may do with the memory.
+
+    `namespace` is any hashable value (adapter, cache salt, a name); requests meet only
+    where theirs are equal.
+    """
+
+    namespace: Hashable = None
+    read: bool = True
+    contribute: bool = True
+
+
+def settings_for(
+    scoring: Scoring,
+    *,
+    num_speculative_tokens: int,
+    max_model_len: int,
+    corpus_tokens: int,
+    max_cached_requests: int,
+) -> SuffixSettings:
+    """Return the layout for a scoring and a memory size.
+
+    Args:
+        scoring: "learned", or "reference" for the CPU implementation's rules.
+        num_speculative_tokens: drafts a request, K.
+        max_model_len: drafts end before this position.
+        corpus_tokens: tokens that the memory holds; must be positive.
+        max_cached_requests: newest requests whose tokens are read.
+    """
+    if scoring == "reference":
+        # It reads every place of the ring and needs no hash entries.
+        return SuffixSettings(
+            num_speculative_tokens=num_speculative_tokens,
+            max_model_len=max_model_len,
+            corpus_tokens=corpus_tokens,
+            max_cached_requests=max_cached_requests,
+            key_masks=(0b1,),
+            ways=1,
+            num_buckets=1,
+            prompt_tail=0,
+        )
+    ways = SuffixSettings.ways
+    # One place a token and key; a power of two, so up to two.
+    buckets = 1 << max(0, (max(1, corpus_tokens // ways) - 1).bit_length())
+    return SuffixSettings(
+        num_speculative_tokens=num_speculative_tokens,
+        max_model_len=max_model_len,
+        corpus_tokens=corpus_tokens,
+        max_cached_requests=max_cached_requests,
+        num_buckets=buckets,
+    )
+
+
+class SuffixMemory:
+    """Device state, kernels, and the host's book of namespaces.
+
+    Args:
+        settings: layout and constants.
+        max_num_reqs: request slots.
+        device: where the rows live.
+        scoring: which rules draft.
+        rules: limits of the reference's scoring.
+    """
+
+    def __init__(
+        self,
+        settings: SuffixSettings,
+        max_num_reqs: int,
+        device: torch.device,
+        scoring: Scoring = "learned",
+        rules: CountRules | None = None,
+    ) -> None:
+        self.settings = settings
+        self.max_num_reqs = max_num_reqs
+        self.device = device
+        self.scoring = scoring
+        self.rules = rules or CountRules()
+        self.state: SuffixState = make_state(settings, max_num_reqs, device)
+        self._namespaces: dict[Hashable, int] = {}
+        self._next_namespace = 0
+        self._next_uid = 0
+        self._staged: dict[int, tuple[int, ...]] = {}
+        self._no_placeholders = torch.empty(0, dtype=torch.int32, device=device)
+        if device.type == "cuda":
+            from mrv2_spec.kernels.suffix_cuda import CudaCounts, CudaSuffix
+
+            self._cuda: CudaSuffix | None = CudaSuffix(settings, max_num_reqs, device)
+            self._cuda_counts = (
+                CudaCounts(settings, self.rules, max_num_reqs, device)
+                if scoring == "reference"
+                else None
+            )
+        else:
+            self._cuda = None
+            self._cuda_counts = None
+
+    def nbytes(self) -> int:
+        """Persistent bytes of the state."""
+        return self.state.nbytes()
+
+    def namespace_id(self, namespace: Hashable) -> int:
+        """Return the number that stands for a namespace until it is purged.
+
+        Numbers are given in order of first use and never again, so ranks that see the
+        same requests agree and no two namespaces ever share one.
+        """
+        known = self._namespaces.get(namespace)
+        if known is None:
+            known = self._namespaces[namespace] = self._next_namespace
+            self._next_namespace += 1
+        return known
+
+    def add_request(
+        self, slot: int, access: RequestAccess, already_committed: int = 0
+    ) -> None:
+        """Put a request into a slot; takes effect at `apply_staged`.
+
+        Args:
+            slot: request slot; what its last occupant had pending is dropped.
+            access: what the request may do.
+            already_committed: row length that the memory holds from before a
+                preemption, 0 for a new request.
+        """
+        flags = layout.FLAG_READ * access.read
+        flags |= layout.FLAG_CONTRIBUTE * access.contribute
+        fields = [*layout.NEW_SLOT]
+        fields[layout.UID] = self._next_uid
+        fields[layout.NAMESPACE] = self.namespace_id(access.namespace)
+        fields[layout.FLAGS] = flags
+        fields[layout.COMMITTED] = already_committed
+        self._next_uid += 1
+        self._staged[slot] = tuple(fields)
+
+    def apply_staged(self) -> None:
+        """Write the slots of the requests added since the last call."""
+        if not self._staged:
+            return
+        pinned = self.device.type == "cuda"
+        slots = torch.tensor(list(self._staged), dtype=torch.int64)
+        fields = torch.tensor(list(self._staged.values()), dtype=torch.int32)
+        self._staged.clear()
+        if pinned:
+            slots, fields = slots.pin_memory(), fields.pin_memory()
+        self.state.slots.index_copy_(
+            0,
+            slots.to(self.device, non_blocking=True),
+            fields.to(self.device, non_blocking=True),
+        )
+
+    def update(
+        self,
+        token_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        total_len: torch.Tensor,
+        prompt_len: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> None:
+        """Learn from and append what the rows gained; see `update_suffix`."""
+        self.apply_staged()
+        inputs = (token_ids, idx_mapping, total_len, prompt_len, num_sampled)
+        if self._cuda is not None:
+            self._cuda.update(self.state, *inputs)
+        else:
+            update_suffix(self.state, self.settings, *inputs)
+
+    def draft(
+        self,
+        token_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        total_len: torch.Tensor,
+        prompt_len: torch.Tensor,
+        num_sampled: torch.Tensor,
+        drafts: torch.Tensor,
+        num_drafts: torch.Tensor,
+        confidences: torch.Tensor,
+        *,
+        num_steps: int,
+        placeholder_ids: torch.Tensor | None = None,
+    ) -> None:
+        """Draft for a batch; see `draft_suffix` for the arguments."""
+        state, settings = self.state, self.settings
+        outputs = (drafts, num_drafts, confidences)
+        if self.scoring == "reference":
+            rows = (token_ids, idx_mapping, total_len, num_sampled)
+            if self._cuda_counts is not None:
+                self._cuda_counts.draft(state, *rows, *outputs, num_steps=num_steps)
+            else:
+                draft_by_counts(
+                    state, settings, self.rules, *rows, *outputs, num_steps=num_steps
+                )
+            return
+        inputs = (token_ids, idx_mapping, total_len, prompt_len, num_sampled)
+        ids = self._no_placeholders if placeholder_ids is None else placeholder_ids
+        if self._cuda is not None:
+            self._cuda.draft(state, *inputs, ids, *outputs, num_steps=num_steps)
+        else:
+            draft_suffix(state, settings, *inputs, ids, *outputs, num_steps=num_steps)
+
+    def purge(self, namespace: Hashable = ..., *, everything: bool = False) -> None:
+        """Forget one namespace, or everything; what is forgotten is overwritten.
+
+        Requests that run on start to contribute again from their next tokens.
+
+        Args:
+            namespace: the namespace to forget.
+            everything: forget all of them.
+
+        Raises:
+            ValueError: neither or both were asked for.
+        """
+        if everything == (namespace is not ...):
+            raise ValueError("purge one namespace, or everything=True")
+        pages = self.state.pages
+        if everything:
+            self.state.tokens.zero_()
+            pages[:, layout.PAGE_SEQ] = -1
+            self.state.table.fill_(-1)
+            return
+        known = self._namespaces.get(namespace)
+        if known is None:
+            return
+        gone = pages[:, layout.PAGE_NAMESPACE] == known
+        self.state.tokens.masked_fill_(gone[:, None], 0)
+        pages[:, layout.PAGE_SEQ].masked_fill_(gone, -1)
+
+    def preload(
+        self, documents: Sequence[Sequence[int]], namespace: Hashable = None
+    ) -> None:
+        """Append finished documents as if requests had produced them.
+
+        Args:
+            documents: token ids; the memory's capacity keeps the newest.
+            namespace: who may read them.
+        """
+        size = self.settings.max_new_tokens
+        one = torch.ones(1, dtype=torch.int32, device=self.device)
+        zero = torch.zeros(1, dtype=torch.int32, device=self.device)
+        mapping = torch.zeros(1, dtype=torch.int64, device=self.device)
+        # A slot of its own, so that no running request is disturbed.
+        slots = self.state.slots
+        self.apply_staged()
+        self.state.slots = torch.zeros_like(slots[:1])
+        try:
+            for document in documents:
+                row = torch.tensor([list(document)], dtype=torch.int32)
+                row = row.to(self.device)
+                self.add_request(0, RequestAccess(namespace, read=False))
+                for end in range(size, len(document) + size, size):
+                    total = torch.full_like(zero, min(end, len(document)))
+                    self.update(row, mapping, total, zero, one)
+        finally:
+            self.state.slots = slots

@@ -1,0 +1,133 @@
+"""Two versions of suffix drafting on the same traffic, compared step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.kernels.suffix_counts import CountRules, draft_by_counts
+from mrv2_spec.kernels.suffix_draft import draft_suffix
+from mrv2_spec.kernels.suffix_state import SuffixState, make_state
+from mrv2_spec.kernels.suffix_update import update_suffix
+from tests.kernels.suffix_batch import Traffic, start_slots
+
+GUARD = -77
+
+
+@dataclass
+class Outputs:
+    """Output tensors with a guard row behind them."""
+
+    drafts: torch.Tensor
+    num_drafts: torch.Tensor
+    confidences: torch.Tensor
+
+    @classmethod
+    def make(cls, reqs: int, k: int, device: torch.device | str) -> Outputs:
+        return cls(
+            torch.full((reqs + 1, k), GUARD, dtype=torch.int64, device=device),
+            torch.full((reqs,), GUARD, dtype=torch.int32, device=device),
+            torch.full((reqs + 1, k), float(GUARD), device=device),
+        )
+
+    def all(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.drafts, self.num_drafts, self.confidences
+
+
+class Sides:
+    """The tensor version and a CUDA version (on a GPU or on the host).
+
+    Args:
+        traffic: what to draft for.
+        cuda: `CudaSuffix`.
+        counts: `CudaCounts`, and its rules, to compare the reference's scoring too.
+        device: where the CUDA version's tensors live.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        cuda: Any,
+        device: torch.device | str = "cpu",
+        counts: Any = None,
+        rules: CountRules | None = None,
+        placeholders: tuple[int, ...] = (),
+    ) -> None:
+        self.traffic = traffic
+        self.cuda, self.counts, self.rules = cuda, counts, rules
+        self.device = device
+        self.settings = traffic.settings
+        reqs, k = traffic.max_num_reqs, self.settings.num_speculative_tokens
+        self.plain = make_state(self.settings, reqs, "cpu")
+        self.other = make_state(self.settings, reqs, device)
+        self.outputs = [Outputs.make(reqs, k, d) for d in ("cpu", device)]
+        self.placeholders = torch.tensor(placeholders, dtype=torch.int32)
+
+    def step(self, num_steps: int) -> int:
+        """Run and compare one step; return the tokens drafted."""
+        t, device = self.traffic, self.device
+        idx_mapping, num_sampled = t.step()
+        start_slots(self.plain, t)
+        start_slots(self.other, t)
+        inputs = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
+        there = tuple(x.to(device) for x in inputs)
+        mine, theirs = (o.all() for o in self.outputs)
+        update_suffix(self.plain, self.settings, *inputs)
+        self.cuda.update(self.other, *there)
+        same_state(self.plain, self.other, pending=False)
+        if self.counts is not None:
+            assert self.rules is not None
+            rows = (inputs[0], inputs[1], inputs[2], inputs[4])
+            draft_by_counts(
+                self.plain, self.settings, self.rules, *rows, *mine, num_steps=num_steps
+            )
+            rows = (there[0], there[1], there[2], there[4])
+            self.counts.draft(self.other, *rows, *theirs, num_steps=num_steps)
+            self.same_outputs(len(idx_mapping), idx_mapping)
+        ids = self.placeholders
+        draft_suffix(
+            self.plain, self.settings, *inputs, ids, *mine, num_steps=num_steps
+        )
+        self.cuda.draft(
+            self.other, *there, ids.to(device), *theirs, num_steps=num_steps
+        )
+        self.same_outputs(len(idx_mapping), idx_mapping)
+        same_state(self.plain, self.other, pending=True)
+        return int(self.outputs[0].num_drafts[idx_mapping].sum())
+
+    def same_outputs(self, num_reqs: int, idx_mapping: torch.Tensor) -> None:
+        mine, theirs = (o.all() for o in self.outputs)
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b.cpu()), (a, b)
+        assert (mine[0][-1] == GUARD).all() and (mine[2][-1] == GUARD).all()
+
+
+def same_state(a: SuffixState, b: SuffixState, pending: bool) -> None:
+    """Raise unless both states say the same."""
+    live = a.pages[:, layout.PAGE_SEQ] >= 0
+    assert torch.equal(live, b.pages[:, layout.PAGE_SEQ].cpu() >= 0)
+    used = slice(layout.PAGE_SEQ, layout.PAGE_NEXT + 1)
+    assert torch.equal(a.pages[live, used], b.pages.cpu()[live, used])
+    length = a.pages[:, layout.PAGE_LEN, None]
+    written = live[:, None] & (torch.arange(a.tokens.shape[1]) < length)
+    assert torch.equal(a.tokens[written], b.tokens.cpu()[written])
+    for field in fields(SuffixState):
+        if field.name in ("tokens", "pages") or field.name.startswith("pending"):
+            continue
+        mine, theirs = getattr(a, field.name), getattr(b, field.name).cpu()
+        assert torch.equal(mine, theirs), field.name
+    if not pending:
+        return
+    num = torch.where(
+        a.slots[:, layout.DRAFT_LEN] >= 0, a.slots[:, layout.DRAFT_NUM], 0
+    )
+    made = torch.arange(a.pending_tokens.shape[1]) < num[:, None]
+    assert torch.equal(a.pending_tokens[made], b.pending_tokens.cpu()[made])
+    bins = a.pending_bins[made]
+    assert torch.equal(bins, b.pending_bins.cpu()[made])
+    some = bins >= 0
+    predicted = b.pending_predicted.cpu()[made][some]
+    assert torch.equal(a.pending_predicted[made][some], predicted)

@@ -1,0 +1,205 @@
+"""Namespaces, access, purging and capacity of the memory across requests."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.suffix_memory import (
+    RequestAccess,
+    Scoring,
+    SuffixMemory,
+    settings_for,
+)
+
+SECRET = list(range(100, 164))
+OPEN = RequestAccess()
+
+
+class Engine:
+    """A memory and one row a slot, on the CPU."""
+
+    def __init__(
+        self, scoring: Scoring = "learned", corpus_tokens: int = 4096, cached: int = 100
+    ) -> None:
+        self.k = 8
+        settings = settings_for(
+            scoring,
+            num_speculative_tokens=self.k,
+            max_model_len=4096,
+            corpus_tokens=corpus_tokens,
+            max_cached_requests=cached,
+        )
+        self.memory = SuffixMemory(settings, 4, torch.device("cpu"), scoring)
+        self.rows = torch.zeros(4, 4096, dtype=torch.int32)
+        self.total = torch.zeros(4, dtype=torch.int32)
+        self.prompt = torch.zeros(4, dtype=torch.int32)
+
+    def start(self, slot: int, prompt: list[int], access: RequestAccess = OPEN) -> None:
+        self.memory.add_request(slot, access)
+        self.rows[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        self.total[slot] = self.prompt[slot] = len(prompt)
+
+    def emit(self, slot: int, tokens: list[int]) -> list[int]:
+        """Append tokens, run a step for this slot alone, return its draft."""
+        begin = int(self.total[slot])
+        end = begin + len(tokens)
+        self.rows[slot, begin:end] = torch.tensor(tokens, dtype=torch.int32)
+        self.total[slot] = end
+        one = torch.ones(1, dtype=torch.int32)
+        inputs = (self.rows, torch.tensor([slot]), self.total, self.prompt, one)
+        drafts = torch.zeros(1, self.k, dtype=torch.int64)
+        num_drafts = torch.zeros(4, dtype=torch.int32)
+        self.memory.update(*inputs)
+        self.memory.draft(
+            *inputs, drafts, num_drafts, torch.zeros(1, self.k), num_steps=self.k
+        )
+        return drafts[0, : num_drafts[slot]].tolist()
+
+    def finish(self, tokens: list[int], access: RequestAccess = OPEN) -> None:
+        """Run a request in slot 3 to its end."""
+        self.start(3, [7], access)
+        for begin in range(0, len(tokens), 16):
+            self.emit(3, tokens[begin : begin + 16])
+
+    def ask(self, access: RequestAccess = OPEN, prompt: int = 8) -> list[int]:
+        """Return what a new request drafts after the secret's first tokens."""
+        self.start(0, SECRET[: prompt - 1], access)
+        return self.emit(0, [SECRET[prompt - 1]])
+
+
+SCORINGS = pytest.mark.parametrize("scoring", ["learned", "reference"])
+
+
+@SCORINGS
+def test_responses_are_found_by_others(scoring: Scoring):
+    engine = Engine(scoring)
+    engine.finish(SECRET)
+    found = engine.ask()
+    assert found
+    assert found == SECRET[8 : 8 + len(found)]
+
+
+@SCORINGS
+def test_a_response_is_found_while_it_is_generated(scoring: Scoring):
+    engine = Engine(scoring)
+    engine.start(1, [7])
+    engine.emit(1, SECRET[:12])
+    assert engine.ask()[:4] == SECRET[8:12]
+
+
+@SCORINGS
+def test_namespaces_never_meet(scoring: Scoring):
+    engine = Engine(scoring)
+    engine.finish(SECRET, RequestAccess(("adapter", "salt a")))
+    assert engine.ask(RequestAccess(("adapter", "salt b"))) == []
+    assert engine.ask(RequestAccess(None)) == []
+    assert engine.ask(RequestAccess(("adapter", "salt a")))
+
+
+@SCORINGS
+def test_readers_and_givers(scoring: Scoring):
+    engine = Engine(scoring)
+    engine.finish(SECRET, RequestAccess(contribute=False))
+    assert engine.ask() == []
+    engine.finish(SECRET)
+    assert engine.ask(RequestAccess(read=False)) == []
+    assert engine.ask()
+
+
+@SCORINGS
+def test_prompts_stay_out(scoring: Scoring):
+    engine = Engine(scoring)
+    engine.start(1, SECRET)
+    engine.emit(1, [9, 9, 9])
+    assert engine.ask() == []
+
+
+@SCORINGS
+def test_purge(scoring: Scoring):
+    engine = Engine(scoring)
+    a, b = RequestAccess("a"), RequestAccess("b")
+    for everything in (False, True):
+        engine.finish(SECRET, a)
+        engine.finish(SECRET, b)
+        if everything:
+            engine.memory.purge(everything=True)
+        else:
+            engine.memory.purge("a")
+        assert engine.ask(a) == []
+        assert bool(engine.ask(b)) is not everything
+    assert not torch.isin(engine.memory.state.tokens, torch.tensor(SECRET[20:])).any()
+    engine.finish(SECRET, a)
+    assert engine.ask(a)
+
+
+def test_purge_wants_one_or_all():
+    memory = Engine().memory
+    with pytest.raises(ValueError, match="everything"):
+        memory.purge()
+    with pytest.raises(ValueError, match="everything"):
+        memory.purge("a", everything=True)
+
+
+@SCORINGS
+def test_oldest_request_leaves_first(scoring: Scoring):
+    engine = Engine(scoring, cached=3)
+    engine.finish(SECRET)
+    engine.finish([1, 2, 3])
+    assert engine.ask()
+    assert engine.ask() == []
+
+
+def test_a_resumed_request_gives_nothing_twice():
+    engine = Engine()
+    engine.start(1, [7])
+    engine.emit(1, SECRET[:20])
+    pages = int(engine.memory.state.counters[layout.NEXT_PAGE])
+    engine.memory.add_request(2, OPEN, already_committed=21)
+    engine.rows[2] = engine.rows[1]
+    engine.prompt[2] = 1
+    engine.total[2] = 21
+    engine.emit(2, [])
+    assert int(engine.memory.state.counters[layout.NEXT_PAGE]) == pages
+
+
+def test_preloaded_documents_are_found():
+    engine = Engine()
+    engine.start(1, [7])
+    engine.emit(1, [1, 2, 3])
+    before = engine.memory.state.slots[1].clone()
+    engine.memory.preload([SECRET, [5] * 300], "shelf")
+    assert torch.equal(engine.memory.state.slots[1], before)
+    assert engine.ask(RequestAccess("shelf"))
+    assert engine.ask(OPEN) == []
+
+
+@pytest.mark.parametrize("capacity", [1, 23, 24, 25, 1000])
+def test_any_capacity_holds_a_stream_of_documents(capacity: int, rng: random.Random):
+    """Every match must verify against the tokens given last, `capacity` of them."""
+    engine = Engine(corpus_tokens=capacity)
+    memory, settings = engine.memory, engine.memory.settings
+    size = memory.nbytes()
+    given: list[int] = []
+    for _ in range(40):
+        length = rng.choice([1, 2, 30, rng.randint(1, 300)])
+        document = [rng.randrange(3) for _ in range(length)]
+        memory.preload([document])
+        given += document
+        pages = memory.state.pages
+        live = pages[:, layout.PAGE_SEQ] >= 0
+        kept = pages[live].tolist()
+        assert sum(page[layout.PAGE_LEN] for page in kept) <= capacity
+        text = given[-capacity:]
+        for page in kept:
+            index = page[layout.PAGE_SEQ] % settings.num_pages
+            tokens = memory.state.tokens[index, : page[layout.PAGE_LEN]].tolist()
+            assert any(
+                text[i : i + len(tokens)] == tokens
+                for i in range(len(text) - len(tokens) + 1)
+            )
+        assert memory.nbytes() == size
+    assert int(memory.state.counters[layout.NEXT_PAGE]) > settings.num_pages
