@@ -12,6 +12,14 @@ from mrv2_spec.integration.patching import Patch
 # speculator that reads them.
 _SPECULATOR = "_mrv2_spec_speculator"
 
+# What the runner reads of every speculator, and its base class does not promise: it
+# embeds no images, its drafts are certain, and without confidences all count as sure.
+_DEFAULTS: dict[str, Any] = {
+    "supports_mm_inputs": False,
+    "draft_logits": None,
+    "draft_token_confidence_probs": None,
+}
+
 
 def speculator_of(req_states: Any) -> Any:
     """Return the served speculator that reads these request states, or None."""
@@ -23,9 +31,9 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         if served_method(vllm_config) is None:
             return original(vllm_config, device, req_states)
         speculator = speculator_class(vllm_config)(vllm_config, device, req_states)
-        # vLLM hands this over when it trims; without it every draft counts as sure.
-        if not hasattr(speculator, "draft_token_confidence_probs"):
-            speculator.draft_token_confidence_probs = None
+        for name, value in _DEFAULTS.items():
+            if not hasattr(speculator, name):
+                setattr(speculator, name, value)
         setattr(req_states, _SPECULATOR, speculator)
         return speculator
 
