@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,24 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 @pytest.mark.parametrize("additional_config", [None, 7, {}, {"other": {"tie": 1}}])
 def test_defaults(additional_config: Any) -> None:
-    assert parse_settings(additional_config) == Settings("earliest", True, 16)
+    settings = parse_settings(additional_config)
+    assert settings == Settings()
+    assert (settings.tie, settings.scoring) == ("latest", "learned")
+    assert (settings.trim, settings.trim_min_tokens) == (True, 16)
+    assert settings.memory_file is None
 
 
 def test_all_settings() -> None:
-    given = {"tie": "latest", "trim": False, "trim_min_tokens": 0}
-    assert parse_settings({"mrv2_spec": given}) == Settings("latest", False, 0)
+    given = {
+        "tie": "earliest",
+        "scoring": "reference",
+        "corpus_tokens": 1,
+        "memory_file": "memory.bin",
+        "trim": False,
+        "trim_min_tokens": 0,
+    }
+    assert set(given) == {field.name for field in fields(Settings)}
+    assert asdict(parse_settings({"mrv2_spec": given})) == given
 
 
 BAD_SETTINGS = [
@@ -39,6 +52,10 @@ BAD_SETTINGS = [
     ({"trim_min_tokens": -1}, "mrv2_spec.trim_min_tokens=-1 must be a whole number"),
     ({"trim_min_tokens": 1.5}, "mrv2_spec.trim_min_tokens=1.5 must be a whole"),
     ({"trim_min_tokens": True}, "mrv2_spec.trim_min_tokens=True must be a whole"),
+    ({"scoring": "best"}, "mrv2_spec.scoring='best' must be one of learned, reference"),
+    ({"corpus_tokens": 0}, "mrv2_spec.corpus_tokens=0 must be a whole number of at"),
+    ({"memory_file": ""}, "mrv2_spec.memory_file='' must be the path of a file"),
+    ({"memory_file": 3}, "mrv2_spec.memory_file=3 must be the path of a file"),
     (["tie"], "additional_config['mrv2_spec']=['tie'] must be an object"),
     (None, "additional_config['mrv2_spec']=None must be an object"),
 ]
@@ -94,7 +111,7 @@ def configure(
     integration.uninstall()
 
 
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu"])
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
 def test_methods_run_on_v2(method: str, configure: Callable[..., Any]) -> None:
     config = configure({**NGRAM, "method": method})
     assert config.use_v2_model_runner
@@ -122,6 +139,10 @@ def test_v2_is_chosen_without_the_flag(
         (
             {**NGRAM, "prompt_lookup_max": 65},
             "prompt_lookup_max=65 exceeds 64; longer matches find nothing",
+        ),
+        (
+            {"method": "suffix", "num_speculative_tokens": 65},
+            "num_speculative_tokens=65 exceeds 64, the most that method 'suffix'",
         ),
     ],
 )

@@ -17,36 +17,46 @@ import vllm.config.vllm as vllm_config_module
 import vllm.v1.worker.gpu.model_runner as vllm_runner
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from mrv2_spec import integration
 from mrv2_spec.config import SettingsError
 from mrv2_spec.integration import (
     async_scheduling,
     grammar,
     methods,
     patching,
-    rows,
-    speculator,
     verification,
 )
 from mrv2_spec.integration.patching import Patch, PatchError
 from mrv2_spec.ngram import NgramSpeculator, confidence_table, find_placeholder_ids
 
-PINNED = [
-    *((vllm_config_module, p) for p in (*methods.PATCHES, *async_scheduling.PATCHES)),
-    *(
-        (vllm_runner, patch)
-        for hook in (rows, speculator, verification, grammar)
-        for patch in hook.PATCHES
-    ),
-]
+
+def all_patches() -> list[tuple[str, Patch]]:
+    """Return every patch that installing applies, with its module's name."""
+    found: list[tuple[str, Patch]] = []
+
+    def note(module: Any, patches: Any) -> None:
+        name = module if isinstance(module, str) else module.__name__
+        found.extend((name, patch) for patch in patches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patching, "apply", note)
+        patch.setattr(patching, "apply_on_import", note)
+        integration.install()
+    integration.uninstall()
+    return found
+
+
+PINNED = all_patches()
 
 
 @pytest.mark.parametrize(
     ("module", "patch"), PINNED, ids=[patch.attribute for _, patch in PINNED]
 )
-def test_installed_vllm_has_the_expected_signature(
-    module: ModuleType, patch: Patch
-) -> None:
-    _, _, original = patching._resolve(module, patch.attribute)
+def test_installed_vllm_has_the_expected_signature(module: str, patch: Patch) -> None:
+    if not patch.parameters:
+        patching._addition(importlib.import_module(module), patch)
+        return
+    _, _, original = patching._resolve(importlib.import_module(module), patch.attribute)
     assert tuple(inspect.signature(original).parameters) in patch.parameters
 
 
@@ -117,6 +127,17 @@ def test_apply_is_all_or_none(toy: str) -> None:
     assert module.double(3) == 6
 
 
+def test_additions_must_be_new_and_go_again(toy: str) -> None:
+    module = importlib.import_module(toy)
+    new = Patch("Thing.colour", (), lambda original: original)
+    patching.apply(module, [new, DOUBLE])
+    assert module.Thing.colour is None
+    with pytest.raises(PatchError, match="exists already; another plugin may"):
+        patching.apply(module, [new])
+    patching.revert_all()
+    assert not hasattr(module.Thing, "colour")
+
+
 def test_revert_keeps_what_somebody_else_put_on_top(toy: str) -> None:
     module = importlib.import_module(toy)
     patching.apply(module, [DOUBLE])
@@ -166,7 +187,7 @@ def config(method: str | None, v2: bool = True, **fields: Any) -> Any:
     return SimpleNamespace(speculative_config=spec_config, use_v2_model_runner=v2)
 
 
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "custom_class"])
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "custom_class"])
 def test_served_on_v2_only(method: str) -> None:
     assert methods.served_method(config(method)) == method
     assert methods.served_method(config(method, v2=False)) is None
@@ -208,7 +229,7 @@ def test_async_scheduling_sees_the_methods_during_the_call_only() -> None:
     other = config("eagle")
     other.fails = False
     patched(other)
-    assert set(seen[0]) == {"ngram", "ngram_gpu", "custom_class"}
+    assert set(seen[0]) == set(methods.SERVED_METHODS)
     assert seen[1] == get_args(before)
 
 

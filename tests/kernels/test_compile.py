@@ -80,6 +80,8 @@ def test_every_kernel_is_listed() -> None:
     found = {
         (path.stem, node.name)
         for path in (ROOT / "kernels").glob("*.py")
+        # test_suffix_compile.py has those.
+        if not path.stem.startswith("suffix")
         for node in ast.parse(path.read_text()).body
         if is_triton_kernel(node)
     }
