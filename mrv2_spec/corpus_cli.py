@@ -165,8 +165,9 @@ def _progress(source: Path, console: Console) -> Iterator[Advance]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    # Gone when done: an error is then the only line.
-    with Progress(*columns, console=console, transient=True) as progress:
+    # Gone when done, and never in a log: an error is then the only line.
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("reading", total=size or None)
         yield lambda done: progress.update(task, completed=done)
         progress.update(task, completed=size)

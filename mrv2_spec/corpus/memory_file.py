@@ -30,7 +30,7 @@ VERSION = 1
 _PREFIX = struct.Struct("<13sIQ32s")
 _COUNT = np.dtype("<u4")
 _TOKEN = np.dtype("<i4")
-_TEMP_SUFFIX = ".unfinished"
+_TEMP_PREFIX = ".mrv2-spec-unfinished-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +210,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that takes the path's place once it is on the disk."""
     temp: str | None = None
     try:
-        descriptor, temp = tempfile.mkstemp(
-            prefix=f".{path.name}.", suffix=_TEMP_SUFFIX, dir=path.parent
-        )
+        descriptor, temp = tempfile.mkstemp(prefix=_TEMP_PREFIX, dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()

@@ -6,6 +6,8 @@ Packing leaves the tensors as if every document had been streamed through
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,10 +58,32 @@ def pack(
         How many documents and tokens are in the memory now; the oldest document may
         have lost its beginning.
     """
+    if documents.num_documents == 0:
+        return Kept(0, 0)
+    with _one_thread():
+        return _pack(state, settings, documents, numbers)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    # Many short operations: where other processes want the cores too, the threads of
+    # each would wait for one another, five times as long as one thread takes.
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _pack(
+    state: SuffixState,
+    settings: SuffixSettings,
+    documents: Documents,
+    numbers: list[int],
+) -> Kept:
     size, num_pages = settings.page_size, settings.num_pages
     num_documents = documents.num_documents
-    if num_documents == 0:
-        return Kept(0, 0)
     lengths = torch.from_numpy(documents.lengths)
     uid = torch.arange(num_documents)
     end_page = ((lengths + size - 1) // size).cumsum(0)
