@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "suffix_rivals.py"
 K, DEPTH, LEN = 8, 12, 256
@@ -39,6 +40,10 @@ needs_arctic = pytest.mark.skipif(
 needs_suffix_gpu = pytest.mark.skipif(
     _missing("suffix_gpu"), reason="suffix-gpu is not installed"
 )
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 CLASSES = [
     pytest.param(rivals.ArcticRival, {}, marks=needs_arctic, id="arctic"),
     pytest.param(
@@ -150,3 +155,36 @@ def test_suffix_gpu_keeps_the_newest_memory_across_rebuilds() -> None:
     old, new = drafter.step([documents[19][:9], documents[20][:9]])
     assert old == [] and new == documents[20][9 : 9 + len(new)] and new
     assert drafter.device_bytes()["memory"] == 4 * 1024 * 4 + 256 * 4 + 8
+
+
+@needs_suffix_gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_suffix_gpu_drafts_the_same_in_a_step_as_alone(device: str) -> None:
+    rng = random.Random(7)
+    documents = [[rng.randrange(9) for _ in range(50)] for _ in range(40)]
+    rows = [[rng.randrange(9) for _ in range(90)] for _ in range(4)]
+    drafter = rivals.SuffixGpuRival(
+        rows, documents, k=K, depth=DEPTH, max_row_len=LEN,
+        memory_tokens=2048, delta_capacity=256, ingest_chunk=16, device=device,
+    )  # fmt: skip
+    before = drafter.rebuilds
+    drafted = 0
+    for step in range(40):
+        new = [[rng.randrange(9) for _ in range(1 + step % 3)] for _ in rows]
+        rows = [row + tokens for row, tokens in zip(rows, new, strict=True)]
+        # A step ingests after it proposes, so both see the same memory.
+        drafter.settle()
+        alone, counts = drafter.launch(drafter.place(rows))
+        kept = [
+            draft[:count]
+            for draft, count in zip(alone.tolist(), counts.tolist(), strict=True)
+        ]
+        assert drafter.step(new) == kept
+        drafted += sum(map(bool, kept))
+    assert drafter.rebuilds > before
+    assert drafted > 20
+    if device == "cuda":
+        assert drafter.last.propose_gpu_us > 0 and drafter.last.update_gpu_us > 0
+        cost = drafter.rebuild_cost()
+        assert cost.gpu_us > 0 and cost.peak_bytes > 0
+        assert drafter.device_bytes()["graph"] > 0
