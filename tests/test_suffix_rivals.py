@@ -104,7 +104,8 @@ def test_documents_and_other_responses_are_drafted_but_prompts_are_not(
         [[1], [2], [3], prompt], documents, k=K, depth=DEPTH, max_row_len=LEN, **options
     )
     for begin in range(0, 80, K):
-        drafter.step([[], [], answer[begin : begin + K], []])
+        reply = [rng.randrange(100, 10**6) for _ in range(K)]
+        drafter.step([[], [], answer[begin : begin + K], reply])
     # Each row ends in tokens of a document, an answer elsewhere, a prompt elsewhere.
     of_document, of_answer, _, own = drafter.step(
         [documents[3][20:26], answer[20:26], [], prompt[20:26]]
@@ -141,13 +142,17 @@ def test_rows_without_room_are_refused(rival, options) -> None:
         drafter.step([[1] * 10])
 
 
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+
+
 @needs_suffix_gpu
-def test_suffix_gpu_keeps_the_newest_memory_across_rebuilds() -> None:
+@DEVICES
+def test_suffix_gpu_keeps_the_newest_memory_across_rebuilds(device: str) -> None:
     rng = random.Random(3)
     documents = [[rng.randrange(10**6) for _ in range(50)] for _ in range(40)]
     drafter = rivals.SuffixGpuRival(
         [[1], [2]], documents, k=K, depth=DEPTH, max_row_len=64,
-        memory_tokens=1024, delta_capacity=256, device="cpu",
+        memory_tokens=1024, delta_capacity=256, device=device,
     )  # fmt: skip
     # 20 documents and their separators fit, 5 of them into a delta.
     assert drafter.rebuilds == 4
@@ -158,7 +163,7 @@ def test_suffix_gpu_keeps_the_newest_memory_across_rebuilds() -> None:
 
 
 @needs_suffix_gpu
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@DEVICES
 def test_suffix_gpu_drafts_the_same_in_a_step_as_alone(device: str) -> None:
     rng = random.Random(7)
     documents = [[rng.randrange(9) for _ in range(50)] for _ in range(40)]
