@@ -13,6 +13,7 @@ from mrv2_spec.corpus.documents import PAGE_TOKENS, Documents
 from mrv2_spec.corpus.namespaces import StoredNamespace
 from mrv2_spec.corpus.packing import Kept, pack, unpack
 from mrv2_spec.kernels import suffix_state as layout
+from mrv2_spec.kernels.suffix_counts import CountRules, draft_by_counts
 from mrv2_spec.kernels.suffix_draft import draft_suffix
 from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState, make_state
 from mrv2_spec.kernels.suffix_update import update_suffix
@@ -98,32 +99,43 @@ def packed(settings: SuffixSettings, documents: Documents) -> tuple[SuffixState,
 
 def draft(
     state: SuffixState, settings: SuffixSettings, text: list[int], number: int
-) -> tuple[list[int], int, list[float]]:
-    """Return what a reading request of this text is drafted."""
+) -> list[tuple[list[int], int, list[float]]]:
+    """Return what a reading request of this text is drafted, by either scoring."""
     k = settings.num_speculative_tokens
     rows = torch.zeros(2, settings.max_model_len, dtype=torch.int32)
     rows[0, : len(text)] = torch.tensor(text)
     newest = int(state.counters[layout.NEWEST_UID])
     fields = (newest + 1, number, layout.FLAG_READ, *layout.NEW_SLOT[3:])
     state.slots[0] = torch.tensor(fields, dtype=torch.int32)
-    drafts = torch.zeros(2, k, dtype=torch.int64)
-    num = torch.zeros(2, dtype=torch.int32)
-    confidences = torch.zeros(2, k)
+    batch = (rows, torch.tensor([0]), torch.tensor([len(text), 0], dtype=torch.int32))
+    sampled = torch.ones(1, dtype=torch.int32)
+    none = torch.zeros(0, dtype=torch.int32)
+    prompt = torch.zeros(2, dtype=torch.int32)
+    outputs = [
+        (
+            torch.zeros(2, k, dtype=torch.int64),
+            torch.zeros(2, dtype=torch.int32),
+            torch.zeros(2, k),
+        )
+        for _ in range(2)
+    ]
     draft_suffix(
         state,
         settings,
-        rows,
-        torch.tensor([0]),
-        torch.tensor([len(text), 0], dtype=torch.int32),
-        torch.zeros(2, dtype=torch.int32),
-        torch.ones(1, dtype=torch.int32),
-        torch.zeros(0, dtype=torch.int32),
-        drafts,
-        num,
-        confidences,
+        *batch,
+        prompt,
+        sampled,
+        none,
+        *outputs[0],
         num_steps=k,
     )
-    return drafts[0].tolist(), int(num[0]), confidences[0].tolist()
+    draft_by_counts(
+        state, settings, CountRules(), *batch, sampled, *outputs[1], num_steps=k
+    )
+    return [
+        (drafts[0].tolist(), int(num[0]), confidences[0].tolist())
+        for drafts, num, confidences in outputs
+    ]
 
 
 def live_entries(state: SuffixState, settings: SuffixSettings) -> torch.Tensor:
@@ -177,10 +189,11 @@ def test_loaded_memory_drafts() -> None:
     tokens = np.arange(100, dtype=np.int32)
     documents = Documents(tokens, np.array([100]), np.array([0]), NAMES)
     state, _ = packed(settings, documents)
-    drafts, num, _ = draft(state, settings, [7, 8, 9], NUMBERS[0])
-    assert num > 0
-    assert drafts[:num] == list(range(10, 10 + num))
-    assert draft(state, settings, [7, 8, 9], NUMBERS[1])[1] == 0
+    for drafts, num, _ in draft(state, settings, [7, 8, 9], NUMBERS[0]):
+        assert num > 0
+        assert drafts[:num] == list(range(10, 10 + num))
+    for _, num, _ in draft(state, settings, [7, 8, 9], NUMBERS[1]):
+        assert num == 0
 
 
 def test_use_after_loading_goes_on_as_after_streaming(rng: random.Random) -> None:
