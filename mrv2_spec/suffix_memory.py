@@ -13,30 +13,26 @@ before from being given twice.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
 
 import torch
 
+from mrv2_spec.config import Scoring
+from mrv2_spec.corpus.namespaces import Namespace, Namespaces
 from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_counts import CountRules, draft_by_counts
 from mrv2_spec.kernels.suffix_draft import draft_suffix
 from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState, make_state
 from mrv2_spec.kernels.suffix_update import update_suffix
 
-Scoring = Literal["learned", "reference"]
+EVERYBODY: Namespace = (None, None, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RequestAccess:
-    """What a request may do with the memory.
+    """What a request may do with the memory; requests meet only in one namespace."""
 
-    `namespace` is any hashable value (adapter, cache salt, a name); requests meet only
-    where theirs are equal.
-    """
-
-    namespace: Hashable = None
+    namespace: Namespace = EVERYBODY
     read: bool = True
     contribute: bool = True
 
@@ -107,9 +103,8 @@ class SuffixMemory:
         self.scoring = scoring
         self.rules = rules or CountRules()
         self.state: SuffixState = make_state(settings, max_num_reqs, device)
-        self._namespaces: dict[Hashable, int] = {}
-        self._next_namespace = 0
-        self._next_uid = 0
+        self.namespaces = Namespaces()
+        self.next_uid = 0
         self._staged: dict[int, tuple[int, ...]] = {}
         self._no_placeholders = torch.empty(0, dtype=torch.int32, device=device)
         if device.type == "cuda":
@@ -129,17 +124,14 @@ class SuffixMemory:
         """Persistent bytes of the state."""
         return self.state.nbytes()
 
-    def namespace_id(self, namespace: Hashable) -> int:
-        """Return the number that stands for a namespace until it is purged.
-
-        Numbers are given in order of first use and never again, so ranks that see the
-        same requests agree and no two namespaces ever share one.
-        """
-        known = self._namespaces.get(namespace)
-        if known is None:
-            known = self._namespaces[namespace] = self._next_namespace
-            self._next_namespace += 1
-        return known
+    def reset(self) -> None:
+        """Start anew: no requests, nothing remembered, nothing learned."""
+        fresh = make_state(self.settings, self.max_num_reqs, "cpu")
+        for field in fields(fresh):
+            getattr(self.state, field.name).copy_(getattr(fresh, field.name))
+        self.namespaces = Namespaces()
+        self.next_uid = 0
+        self._staged.clear()
 
     def add_request(
         self, slot: int, access: RequestAccess, already_committed: int = 0
@@ -154,28 +146,27 @@ class SuffixMemory:
         """
         flags = layout.FLAG_READ * access.read
         flags |= layout.FLAG_CONTRIBUTE * access.contribute
-        fields = [*layout.NEW_SLOT]
-        fields[layout.UID] = self._next_uid
-        fields[layout.NAMESPACE] = self.namespace_id(access.namespace)
-        fields[layout.FLAGS] = flags
-        fields[layout.COMMITTED] = already_committed
-        self._next_uid += 1
-        self._staged[slot] = tuple(fields)
+        row = [*layout.NEW_SLOT]
+        row[layout.UID] = self.next_uid
+        row[layout.NAMESPACE] = self.namespaces.id_of(access.namespace)
+        row[layout.FLAGS] = flags
+        row[layout.COMMITTED] = already_committed
+        self.next_uid += 1
+        self._staged[slot] = tuple(row)
 
     def apply_staged(self) -> None:
         """Write the slots of the requests added since the last call."""
         if not self._staged:
             return
-        pinned = self.device.type == "cuda"
         slots = torch.tensor(list(self._staged), dtype=torch.int64)
-        fields = torch.tensor(list(self._staged.values()), dtype=torch.int32)
+        rows = torch.tensor(list(self._staged.values()), dtype=torch.int32)
         self._staged.clear()
-        if pinned:
-            slots, fields = slots.pin_memory(), fields.pin_memory()
+        if self.device.type == "cuda":
+            slots, rows = slots.pin_memory(), rows.pin_memory()
         self.state.slots.index_copy_(
             0,
             slots.to(self.device, non_blocking=True),
-            fields.to(self.device, non_blocking=True),
+            rows.to(self.device, non_blocking=True),
         )
 
     def update(
@@ -227,57 +218,23 @@ class SuffixMemory:
         else:
             draft_suffix(state, settings, *inputs, ids, *outputs, num_steps=num_steps)
 
-    def purge(self, namespace: Hashable = ..., *, everything: bool = False) -> None:
+    def purge(self, namespace: Namespace | None = None) -> None:
         """Forget one namespace, or everything; what is forgotten is overwritten.
 
         Requests that run on start to contribute again from their next tokens.
 
         Args:
-            namespace: the namespace to forget.
-            everything: forget all of them.
-
-        Raises:
-            ValueError: neither or both were asked for.
+            namespace: the namespace to forget, or None for all of them.
         """
-        if everything == (namespace is not ...):
-            raise ValueError("purge one namespace, or everything=True")
         pages = self.state.pages
-        if everything:
+        if namespace is None:
             self.state.tokens.zero_()
             pages[:, layout.PAGE_SEQ] = -1
             self.state.table.fill_(-1)
             return
-        known = self._namespaces.get(namespace)
+        known = self.namespaces.find(namespace)
         if known is None:
             return
         gone = pages[:, layout.PAGE_NAMESPACE] == known
         self.state.tokens.masked_fill_(gone[:, None], 0)
         pages[:, layout.PAGE_SEQ].masked_fill_(gone, -1)
-
-    def preload(
-        self, documents: Sequence[Sequence[int]], namespace: Hashable = None
-    ) -> None:
-        """Append finished documents as if requests had produced them.
-
-        Args:
-            documents: token ids; the memory's capacity keeps the newest.
-            namespace: who may read them.
-        """
-        size = self.settings.max_new_tokens
-        one = torch.ones(1, dtype=torch.int32, device=self.device)
-        zero = torch.zeros(1, dtype=torch.int32, device=self.device)
-        mapping = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # A slot of its own, so that no running request is disturbed.
-        slots = self.state.slots
-        self.apply_staged()
-        self.state.slots = torch.zeros_like(slots[:1])
-        try:
-            for document in documents:
-                row = torch.tensor([list(document)], dtype=torch.int32)
-                row = row.to(self.device)
-                self.add_request(0, RequestAccess(namespace, read=False))
-                for end in range(size, len(document) + size, size):
-                    total = torch.full_like(zero, min(end, len(document)))
-                    self.update(row, mapping, total, zero, one)
-        finally:
-            self.state.slots = slots

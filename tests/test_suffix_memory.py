@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 
+from mrv2_spec.config import Scoring
+from mrv2_spec.corpus.namespaces import Namespace
 from mrv2_spec.kernels import suffix_state as layout
-from mrv2_spec.suffix_memory import (
-    RequestAccess,
-    Scoring,
-    SuffixMemory,
-    settings_for,
-)
+from mrv2_spec.suffix_memory import RequestAccess, SuffixMemory, settings_for
 
 SECRET = list(range(100, 164))
+A: Namespace = ("adapter", "salt a", None)
+B: Namespace = ("adapter", "salt b", None)
 OPEN = RequestAccess()
 
 
@@ -59,9 +59,14 @@ class Engine:
         )
         return drafts[0, : num_drafts[slot]].tolist()
 
-    def finish(self, tokens: list[int], access: RequestAccess = OPEN) -> None:
+    def finish(
+        self,
+        tokens: list[int],
+        access: RequestAccess = OPEN,
+        prompt: Sequence[int] = (7,),
+    ) -> None:
         """Run a request in slot 3 to its end."""
-        self.start(3, [7], access)
+        self.start(3, [*prompt], access)
         for begin in range(0, len(tokens), 16):
             self.emit(3, tokens[begin : begin + 16])
 
@@ -94,10 +99,10 @@ def test_a_response_is_found_while_it_is_generated(scoring: Scoring):
 @SCORINGS
 def test_namespaces_never_meet(scoring: Scoring):
     engine = Engine(scoring)
-    engine.finish(SECRET, RequestAccess(("adapter", "salt a")))
-    assert engine.ask(RequestAccess(("adapter", "salt b"))) == []
-    assert engine.ask(RequestAccess(None)) == []
-    assert engine.ask(RequestAccess(("adapter", "salt a")))
+    engine.finish(SECRET, RequestAccess(A))
+    assert engine.ask(RequestAccess(B)) == []
+    assert engine.ask() == []
+    assert engine.ask(RequestAccess(A))
 
 
 @SCORINGS
@@ -121,27 +126,19 @@ def test_prompts_stay_out(scoring: Scoring):
 @SCORINGS
 def test_purge(scoring: Scoring):
     engine = Engine(scoring)
-    a, b = RequestAccess("a"), RequestAccess("b")
+    a, b = RequestAccess(A), RequestAccess(B)
     for everything in (False, True):
         engine.finish(SECRET, a)
         engine.finish(SECRET, b)
         if everything:
-            engine.memory.purge(everything=True)
+            engine.memory.purge()
         else:
-            engine.memory.purge("a")
+            engine.memory.purge(A)
         assert engine.ask(a) == []
         assert bool(engine.ask(b)) is not everything
     assert not torch.isin(engine.memory.state.tokens, torch.tensor(SECRET[20:])).any()
     engine.finish(SECRET, a)
     assert engine.ask(a)
-
-
-def test_purge_wants_one_or_all():
-    memory = Engine().memory
-    with pytest.raises(ValueError, match="everything"):
-        memory.purge()
-    with pytest.raises(ValueError, match="everything"):
-        memory.purge("a", everything=True)
 
 
 @SCORINGS
@@ -166,15 +163,14 @@ def test_a_resumed_request_gives_nothing_twice():
     assert int(engine.memory.state.counters[layout.NEXT_PAGE]) == pages
 
 
-def test_preloaded_documents_are_found():
+def test_a_reset_forgets_everything():
     engine = Engine()
-    engine.start(1, [7])
-    engine.emit(1, [1, 2, 3])
-    before = engine.memory.state.slots[1].clone()
-    engine.memory.preload([SECRET, [5] * 300], "shelf")
-    assert torch.equal(engine.memory.state.slots[1], before)
-    assert engine.ask(RequestAccess("shelf"))
-    assert engine.ask(OPEN) == []
+    fresh = engine.memory.state.counters.clone()
+    engine.finish(SECRET)
+    assert engine.ask()
+    engine.memory.reset()
+    assert torch.equal(engine.memory.state.counters, fresh)
+    assert engine.ask() == []
 
 
 @pytest.mark.parametrize("capacity", [1, 23, 24, 25, 1000])
@@ -187,7 +183,7 @@ def test_any_capacity_holds_a_stream_of_documents(capacity: int, rng: random.Ran
     for _ in range(40):
         length = rng.choice([1, 2, 30, rng.randint(1, 300)])
         document = [rng.randrange(3) for _ in range(length)]
-        memory.preload([document])
+        engine.finish(document, prompt=())
         given += document
         pages = memory.state.pages
         live = pages[:, layout.PAGE_SEQ] >= 0
