@@ -1,0 +1,280 @@
+"""Runs vLLM engines on the CPU in a process of its own: ``python worker.py FOLDER FD``.
+
+Reads one job as JSON a line from standard input and writes one result a line to the
+file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
+
+- ``engine``: arguments of ``vllm.LLM`` beside those that all jobs share;
+- ``async_scheduling``: whether the engine runs a step ahead;
+- ``kernel_block``: positions a block of the n-gram kernel;
+- ``record``: whether to return what every step did;
+- ``same_ids``: whether the scheduler sees the ids as they are, without a random part;
+- ``actions``: ``["add", id, prompt, sampling parameters]``, ``["step", number]``,
+  ``["abort", id]``; what is left unfinished after the last one is run to its end.
+
+The result has, per added request in order, ``token_ids`` and ``finish_reason`` (null
+where it was aborted) and the numbers of the whole run; or ``error``.
+
+A job with ``oracle``, prompts, and ``num_tokens`` gets the greedy ``texts`` from
+transformers instead, and ``gaps``: how near each one's closest decision was to another.
+"""
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "TRITON_INTERPRET": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+SHARED: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "block_size": 32,
+    "disable_log_stats": True,
+}
+# Tokens from the first text token on follow each other in a ring, most of the time.
+VOCAB_SIZE = 20
+FIRST_TOKEN = 3
+# How much the token before outweighs all others: about half of the drafts are right,
+# and yet most texts change with a prompt's first token, so that a wrong cache shows.
+RING_WEIGHT = 10.0
+
+
+def make_model(folder: Path) -> str:
+    """Write a random Llama that mostly goes on in the ring of tokens."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+    llama = LlamaForCausalLM(config).float()
+    embedding = llama.model.embed_tokens.weight.data
+    num_in_ring = VOCAB_SIZE - FIRST_TOKEN
+    for token in range(FIRST_TOKEN, VOCAB_SIZE):
+        successor = FIRST_TOKEN + (token - FIRST_TOKEN + 1) % num_in_ring
+        llama.lm_head.weight.data[successor] += embedding[token]
+    embedding *= RING_WEIGHT / config.initializer_range
+    llama.save_pretrained(folder)
+    return str(folder)
+
+
+@contextlib.contextmanager
+def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
+    """Put a job's conditions and observers in place for the length of a run."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from mrv2_spec.kernels import propose_ngram
+    from mrv2_spec.speculator import RowSpeculator
+
+    check = CpuPlatform.check_and_update_config.__func__
+    preempt = Scheduler._preempt_request
+    propose = RowSpeculator.propose
+
+    def check_and_update_config(cls: Any, config: Any) -> None:
+        # The CPU platform switches async scheduling off; the engine can do it.
+        check(cls, config)
+        config.scheduler_config.async_scheduling = bool(job.get("async_scheduling"))
+
+    def count_preemption(self: Any, *args: Any, **kwargs: Any) -> None:
+        found["preemptions"] += 1
+        preempt(self, *args, **kwargs)
+
+    def record(self: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        drafts = propose(self, input_batch, *args, **kwargs)
+        if not kwargs.get("dummy_run"):
+            found["records"].append(step_record(self, input_batch, args[4], drafts))
+        return drafts
+
+    same_ids = "1" if job.get("same_ids") else "0"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            mock.patch.dict(os.environ, VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=same_ids)
+        )
+        for owner, name, value in (
+            (
+                CpuPlatform,
+                "check_and_update_config",
+                classmethod(check_and_update_config),
+            ),
+            (Scheduler, "_preempt_request", count_preemption),
+            (RowSpeculator, "propose", record if job.get("record") else propose),
+            # Small blocks: rows of a few dozen tokens are several chunks.
+            (propose_ngram, "BLOCK", job.get("kernel_block", propose_ngram.BLOCK)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def step_record(
+    speculator: Any, input_batch: Any, num_sampled: Any, drafts: Any
+) -> list[dict[str, Any]]:
+    """Return what one step did, request by request."""
+    states = speculator.req_states
+    logits = input_batch.cu_num_logits.tolist()
+    entries = []
+    for i, req_id in enumerate(input_batch.req_ids):
+        slot = int(input_batch.idx_mapping[i])
+        total = int(states.total_len.gpu[slot])
+        sampled = int(num_sampled[i])
+        row = states.all_token_ids.gpu[slot]
+        real = int(speculator.num_valid_drafts_for_trim[slot])
+        entries.append(
+            {
+                # vLLM has added a random part.
+                "id": req_id.partition("-")[0],
+                "emitted": row[total - sampled : total].tolist(),
+                "first_token": total - sampled == int(states.prefill_len.np[slot]),
+                "width": logits[i + 1] - logits[i] - 1,
+                "drafts": drafts[i, :real].tolist(),
+            }
+        )
+    return entries
+
+
+def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Run one job."""
+    from vllm import LLM, SamplingParams
+
+    from mrv2_spec.integration import read_counters
+
+    found: dict[str, Any] = {
+        "requests": [],
+        "preemptions": 0,
+        "records": [],
+        "longest_run": 0,
+        "steps": 0,
+        "log": [],
+    }
+    handler = logging.Handler()
+    handler.emit = lambda record: found["log"].append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.mrv2_spec")
+    logger.addHandler(handler)
+    try:
+        with settings(job, found):
+            llm = LLM(model=model, **{**SHARED, **job["engine"]})
+            scheduler = llm.llm_engine.vllm_config.scheduler_config
+            found["async_scheduling"] = scheduler.async_scheduling
+            drive(llm.llm_engine, job["actions"], found, SamplingParams)
+            if job["engine"].get("speculative_config"):
+                totals = read_counters(llm)
+                found["counters"] = None if totals is None else asdict(totals)
+            llm.llm_engine.engine_core.shutdown()
+    except Exception as error:
+        causes = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        found["error"] = [f"{type(e).__name__}: {e}" for e in causes]
+        found["traceback"] = traceback.format_exc()
+    finally:
+        logger.removeHandler(handler)
+    return found
+
+
+def oracle(model: str, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
+    """Continue prompts greedily, without vLLM; those of one length side by side."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    llama = LlamaForCausalLM.from_pretrained(model).float().eval()
+    texts: list[list[int]] = [[] for _ in prompts]
+    gaps = [float("inf")] * len(prompts)
+    for length in {len(prompt) for prompt in prompts}:
+        which = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        state, new = None, torch.tensor([prompts[i] for i in which])
+        for _ in range(num_tokens):
+            with torch.inference_mode():
+                out = llama(new, past_key_values=state, use_cache=True)
+            state, best = out.past_key_values, out.logits[:, -1].topk(2)
+            new = best.indices[:, :1]
+            for i, token, (first, second) in zip(
+                which, new[:, 0].tolist(), best.values.tolist(), strict=True
+            ):
+                texts[i].append(token)
+                gaps[i] = min(gaps[i], first - second)
+    return {"texts": texts, "gaps": gaps}
+
+
+def drive(
+    engine: Any, actions: list[list[Any]], found: dict[str, Any], params: Any
+) -> None:
+    """Carry out the actions, then finish what is left."""
+    latest: dict[str, dict[str, Any]] = {}
+
+    def step() -> None:
+        found["steps"] += 1
+        for output in engine.step():
+            request = latest[output.request_id]
+            token_ids = list(output.outputs[0].token_ids)
+            grown = len(token_ids) - len(request["token_ids"])
+            found["longest_run"] = max(found["longest_run"], grown)
+            request["token_ids"] = token_ids
+            request["finish_reason"] = output.outputs[0].finish_reason
+
+    for action, *arguments in actions:
+        if action == "add":
+            req_id, prompt, sampling = arguments
+            latest[req_id] = {"token_ids": [], "finish_reason": None}
+            found["requests"].append(latest[req_id])
+            engine.add_request(
+                req_id,
+                {"prompt_token_ids": prompt},
+                params(temperature=0, detokenize=False, **sampling),
+            )
+        elif action == "abort":
+            engine.abort_request(arguments)
+        elif action == "step":
+            for _ in range(arguments[0]):
+                step()
+        else:
+            raise ValueError(action)
+    while engine.has_unfinished_requests():
+        step()
+
+
+def main() -> None:
+    """Serve jobs until standard input ends."""
+    os.environ.update(ENVIRONMENT)
+    folder, results = Path(sys.argv[1]), int(sys.argv[2])
+    model = make_model(folder)
+    with os.fdopen(results, "w", buffering=1) as out:
+        for line in sys.stdin:
+            job = json.loads(line)
+            if "oracle" in job:
+                result = oracle(model, job["oracle"], job["num_tokens"])
+            else:
+                result = run(job.get("model", model), job)
+                gc.collect()
+            out.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
