@@ -30,7 +30,7 @@ from tests.reference.suffix_learned import LearnedModel  # noqa: E402
 
 SHARED = Path(os.environ.get("MRV2_SPEC_SHARED", ROOT.parent / "shared"))
 FILES = ("smollm2_spec_bench", "reference_spec_bench", "code_edit", "agentic")
-METHOD = "arctic local+global factor=2.0 k={k}"
+METHOD = "arctic {scope} factor={factor:.1f} k={k}"
 
 
 @dataclass
@@ -88,12 +88,13 @@ def is_loop(tokens: list[int]) -> bool:
 class LearnedDrafter:
     """The learned scoring, through its plain model."""
 
-    def __init__(self, settings: SuffixSettings, in_flight: int) -> None:
+    def __init__(self, settings: SuffixSettings, in_flight: int, local: bool) -> None:
+        self.flags = 0 if local else 3
         self.model = LearnedModel(settings, in_flight)
         self.uid = 0
 
     def start(self, slot: int, request: Request) -> None:
-        self.model.start(slot, self.uid)
+        self.model.start(slot, self.uid, flags=self.flags)
         self.uid += 1
 
     def step(self, active: dict[int, Request]) -> Iterator[tuple[int, list[int]]]:
@@ -116,9 +117,9 @@ class LearnedDrafter:
 class ReferenceDrafter:
     """The reference scoring, through its plain model."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, max_cached_requests: int) -> None:
         self.rules = rules
-        self.model = SuffixModel(rules)
+        self.model = SuffixModel(rules, max_cached_requests)
         self.names: dict[int, int] = {}
         self.seen: dict[int, int] = {}
         self.next = 0
@@ -185,15 +186,18 @@ def main() -> None:
     parser.add_argument("--files", nargs="*", default=FILES)
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--factor", type=float, default=2.0)
+    parser.add_argument("--local", action="store_true", help="own history alone")
     parser.add_argument("--categories", action="store_true")
     parser.add_argument("--no-loops", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     golden = json.loads((SHARED / "golden/replay_tokens_per_step.json").read_text())
+    scope = "local" if args.local else "local+global"
+    against = METHOD.format(scope=scope, factor=args.factor, k=args.k)
     print(
         f"k={args.k}, {args.in_flight} in flight, "
         f"{'reference' if args.reference else 'learned'} scoring; recorded: "
-        f"{METHOD.format(k=args.k)}, one request at a time"
+        f"{against}, one request at a time"
     )
     head = ("tokens/step", "recorded", "gain_%", "drafted", "recorded", "accepted")
     print(f"{'file / category':32}" + "".join(f"{h:>12}" for h in head))
@@ -201,18 +205,19 @@ def main() -> None:
     for name in args.files:
         if args.reference:
             drafter: Any = ReferenceDrafter(
-                Rules(max_spec_tokens=args.k, max_spec_factor=args.factor)
+                Rules(max_spec_tokens=args.k, max_spec_factor=args.factor),
+                0 if args.local else 10000,
             )
         else:
             settings = SuffixSettings(
                 num_speculative_tokens=args.k, corpus_tokens=2**20, num_buckets=2**14
             )
-            drafter = LearnedDrafter(settings, args.in_flight)
+            drafter = LearnedDrafter(settings, args.in_flight, args.local)
         result = replay(load(name, not args.no_loops), drafter, args.in_flight)
         saved[name] = {key: vars(t) for key, t in result.items()}
         for key in result if args.categories else ["ALL"]:
             t = result[key]
-            method = golden["results"][name].get(METHOD.format(k=args.k), {})
+            method = golden["results"][name].get(against, {})
             was = method.get(key)
             label = name if key == "ALL" else f"  {key}"
             line = f"{label:32}{t.tokens_per_step:12.3f}"

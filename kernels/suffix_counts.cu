@@ -105,8 +105,14 @@ struct CountShared {
   float chances[K], best_chances[K];
 };
 
+// Of equal counts the higher rank wins: the oldest of tokens seen once, else the one
+// seen last. Its own inverse.
+__device__ __forceinline__ uint32 tie_rank(int count, uint32 newest) {
+  return count == 1 ? 0x7fffffffu - newest : newest;
+}
+
 // One round of votes over the places alive; returns (count, index) of the winner as
-// count << 32 | newness, its token in *token_out. All threads call it.
+// count << 32 | rank, its token in *token_out. All threads call it.
 __device__ unsigned long long vote(
     CountShared& s, const Memory& m, const int* row, int total, bool own,
     const int* place, const int* length, const int* stamp, int num, int p, int j,
@@ -150,9 +156,10 @@ __device__ unsigned long long vote(
       unsigned long long mine = 0;
       if (!full) {
         for (int e = threadIdx.x; e < COUNT_HASH; e += COUNT_THREADS) {
-          unsigned long long key =
-              (unsigned long long)s.votes.count[e] << 32 | (uint32)s.votes.newest[e];
-          mine = max(mine, s.votes.count[e] ? key : 0ull);
+          int count = s.votes.count[e];
+          unsigned long long key = (unsigned long long)count << 32 |
+                                   tie_rank(count, (uint32)s.votes.newest[e]);
+          mine = max(mine, count ? key : 0ull);
         }
         for (int d = 16; d > 0; d /= 2)
           mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, d));
@@ -166,7 +173,7 @@ __device__ unsigned long long vote(
     }
     if (full) continue;
     if (best > 0) {
-      int i = num - (int)(best & 0xffffffffull);
+      int i = num - (int)tie_rank((int)(best >> 32), (uint32)best);
       best_token = token_after(m, row, total, own, place[i], j);
     }
     *token_out = best_token;

@@ -2,8 +2,11 @@
 
 For each match length p the places where the last p tokens occur vote token by token;
 the chance of a token is the share of the places that go on with it. The length with the
-highest sum of chances wins, the own row unless the memory has more. Equal counts go to
-the newest place, where the reference leaves the order to chance.
+highest sum of chances wins, the own row unless the memory has more.
+
+Of equal counts the oldest token wins where each was seen once, else the one seen last.
+The reference's order depends on how its tree grew; this is the nearest to it that
+places alone can give, and drafts as well (docs/suffix.md).
 
 Plain tensor operations: what runs without a GPU, and what suffix_counts.cu is held
 equal to.
@@ -194,8 +197,9 @@ def _follow(
         token, inverse, count = places.tokens[at].unique(
             return_inverse=True, return_counts=True
         )
-        # The newest place stands first: of equal counts its token is found first.
-        winner = int(inverse[count[inverse] == count.max()][0])
+        # The newest place stands first.
+        equal = inverse[count[inverse] == count.max()]
+        winner = int(equal[-1] if count.max() == 1 else equal[0])
         chance = np.float32(int(count[winner])) / np.float32(num)
         chance_of_all = np.float32(chance_of_all * chance)
         if chance_of_all < np.float32(rules.min_token_prob):

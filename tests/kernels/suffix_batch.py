@@ -93,11 +93,12 @@ class Traffic:
 
 def start_slots(state: layout.SuffixState, traffic: Traffic) -> None:
     """Write the slots of the requests that began this step."""
-    for slot, uid, namespace, flags in traffic.started:
-        fields = (uid, namespace, flags, *layout.NEW_SLOT[3:])
-        state.slots[slot] = torch.tensor(fields, dtype=torch.int32).to(
-            state.slots.device
-        )
+    if traffic.started:
+        device = state.slots.device
+        slots = torch.tensor([started[0] for started in traffic.started])
+        fields = [(*started[1:], *layout.NEW_SLOT[3:]) for started in traffic.started]
+        values = torch.tensor(fields, dtype=torch.int32)
+        state.slots[slots.to(device)] = values.to(device)
 
 
 def random_settings(rng: random.Random, k: int | None = None) -> SuffixSettings:

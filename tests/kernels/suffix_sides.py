@@ -45,6 +45,7 @@ class Sides:
         cuda: `CudaSuffix`.
         counts: `CudaCounts`, and its rules, to compare the reference's scoring too.
         device: where the CUDA version's tensors live.
+        plain_device: where the tensor version runs.
     """
 
     def __init__(
@@ -55,15 +56,17 @@ class Sides:
         counts: Any = None,
         rules: CountRules | None = None,
         placeholders: tuple[int, ...] = (),
+        plain_device: torch.device | str = "cpu",
     ) -> None:
         self.traffic = traffic
         self.cuda, self.counts, self.rules = cuda, counts, rules
         self.device = device
+        self.plain_device = plain_device
         self.settings = traffic.settings
         reqs, k = traffic.max_num_reqs, self.settings.num_speculative_tokens
-        self.plain = make_state(self.settings, reqs, "cpu")
+        self.plain = make_state(self.settings, reqs, plain_device)
         self.other = make_state(self.settings, reqs, device)
-        self.outputs = [Outputs.make(reqs, k, d) for d in ("cpu", device)]
+        self.outputs = [Outputs.make(reqs, k, d) for d in (plain_device, device)]
         self.placeholders = torch.tensor(placeholders, dtype=torch.int32)
 
     def step(self, num_steps: int) -> int:
@@ -72,8 +75,9 @@ class Sides:
         idx_mapping, num_sampled = t.step()
         start_slots(self.plain, t)
         start_slots(self.other, t)
-        inputs = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
-        there = tuple(x.to(device) for x in inputs)
+        batch = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
+        inputs = tuple(x.to(self.plain_device) for x in batch)
+        there = tuple(x.to(device) for x in batch)
         mine, theirs = (o.all() for o in self.outputs)
         update_suffix(self.plain, self.settings, *inputs)
         self.cuda.update(self.other, *there)
@@ -86,48 +90,49 @@ class Sides:
             )
             rows = (there[0], there[1], there[2], there[4])
             self.counts.draft(self.other, *rows, *theirs, num_steps=num_steps)
-            self.same_outputs(len(idx_mapping), idx_mapping)
-        ids = self.placeholders
+            self.same_outputs()
+        ids = self.placeholders.to(self.plain_device)
         draft_suffix(
             self.plain, self.settings, *inputs, ids, *mine, num_steps=num_steps
         )
         self.cuda.draft(
             self.other, *there, ids.to(device), *theirs, num_steps=num_steps
         )
-        self.same_outputs(len(idx_mapping), idx_mapping)
+        self.same_outputs()
         same_state(self.plain, self.other, pending=True)
-        return int(self.outputs[0].num_drafts[idx_mapping].sum())
+        return int(self.outputs[0].num_drafts.cpu()[idx_mapping].sum())
 
-    def same_outputs(self, num_reqs: int, idx_mapping: torch.Tensor) -> None:
+    def same_outputs(self) -> None:
         mine, theirs = (o.all() for o in self.outputs)
         for a, b in zip(mine, theirs, strict=True):
-            assert torch.equal(a, b.cpu()), (a, b)
+            assert torch.equal(a.cpu(), b.cpu()), (a, b)
         assert (mine[0][-1] == GUARD).all() and (mine[2][-1] == GUARD).all()
 
 
-def same_state(a: SuffixState, b: SuffixState, pending: bool) -> None:
+def same_state(mine: SuffixState, theirs: SuffixState, pending: bool) -> None:
     """Raise unless both states say the same."""
+    a, b = (
+        SuffixState(*(getattr(state, f.name).cpu() for f in fields(SuffixState)))
+        for state in (mine, theirs)
+    )
     live = a.pages[:, layout.PAGE_SEQ] >= 0
-    assert torch.equal(live, b.pages[:, layout.PAGE_SEQ].cpu() >= 0)
+    assert torch.equal(live, b.pages[:, layout.PAGE_SEQ] >= 0)
     used = slice(layout.PAGE_SEQ, layout.PAGE_NEXT + 1)
-    assert torch.equal(a.pages[live, used], b.pages.cpu()[live, used])
+    assert torch.equal(a.pages[live, used], b.pages[live, used])
     length = a.pages[:, layout.PAGE_LEN, None]
     written = live[:, None] & (torch.arange(a.tokens.shape[1]) < length)
-    assert torch.equal(a.tokens[written], b.tokens.cpu()[written])
-    for field in fields(SuffixState):
-        if field.name in ("tokens", "pages") or field.name.startswith("pending"):
-            continue
-        mine, theirs = getattr(a, field.name), getattr(b, field.name).cpu()
-        assert torch.equal(mine, theirs), field.name
+    assert torch.equal(a.tokens[written], b.tokens[written])
+    for name in ("table", "counters", "slots", "accepted", "observed"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
     if not pending:
         return
     num = torch.where(
         a.slots[:, layout.DRAFT_LEN] >= 0, a.slots[:, layout.DRAFT_NUM], 0
     )
     made = torch.arange(a.pending_tokens.shape[1]) < num[:, None]
-    assert torch.equal(a.pending_tokens[made], b.pending_tokens.cpu()[made])
+    assert torch.equal(a.pending_tokens[made], b.pending_tokens[made])
     bins = a.pending_bins[made]
-    assert torch.equal(bins, b.pending_bins.cpu()[made])
+    assert torch.equal(bins, b.pending_bins[made])
     some = bins >= 0
-    predicted = b.pending_predicted.cpu()[made][some]
+    predicted = b.pending_predicted[made][some]
     assert torch.equal(a.pending_predicted[made][some], predicted)

@@ -157,7 +157,14 @@ def test_recorded_own_history(runs: dict[str, Any]):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["seq_agentic", "inter8_agentic", "inter8_batched_agentic", "evict16_agentic"],
+    [
+        "seq_agentic",
+        "seq_smollm2",
+        "seq_code_edit",
+        "inter8_agentic",
+        "inter8_batched_agentic",
+        "evict16_agentic",
+    ],
 )
 def test_recorded_memory_across_requests(runs: dict[str, Any], name: str):
     result = replay(runs[name], every=150)

@@ -107,8 +107,15 @@ class Documents:
             if top == 0 or prob < np.float32(min_prob):
                 yield toks, probs, score
                 continue
-            for tok, count in votes.items():
-                if count == top:
+            # What is put on the stack last is taken first: of tokens seen once the
+            # oldest, of tokens seen more often the one seen last.
+            last = {
+                self.tokens[doc][nxt]: i
+                for i, (doc, nxt) in enumerate(alive)
+                if nxt < len(self.tokens[doc])
+            }
+            for tok in sorted(votes, key=last.__getitem__, reverse=top == 1):
+                if votes[tok] == top:
                     kept = [
                         (doc, nxt + 1)
                         for doc, nxt in alive
@@ -125,7 +132,7 @@ class Documents:
                     )
 
     def best(self, context: Sequence[int], rules: Rules) -> list[Draft]:
-        """Return one draft per match length: some order of equal counts each."""
+        """Return one draft per match length: ties by age."""
         return [
             Draft(t, pr, float(s), p)
             for p, places in self.matches(context)
@@ -183,7 +190,7 @@ class SuffixModel:
         del self.own[request]
 
     def draft(self, request: int, context: Sequence[int]) -> Draft:
-        """Return the best draft, some order of equal counts."""
+        """Return the best draft; ties by age."""
         best = Draft()
         for source, docs in ((OWN, self.own[request]), (MEMORY, self.memory)):
             mine = Draft()
