@@ -10,6 +10,7 @@ to the device versions; `--reference` runs the plain model of the reference scor
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import json
 import os
@@ -190,6 +191,13 @@ def main() -> None:
     parser.add_argument("--categories", action="store_true")
     parser.add_argument("--no-loops", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="fields of SuffixSettings, such as own_gap=99 or key_masks=(1,3)",
+    )
     args = parser.parse_args()
     golden = json.loads((SHARED / "golden/replay_tokens_per_step.json").read_text())
     scope = "local" if args.local else "local+global"
@@ -212,6 +220,9 @@ def main() -> None:
             settings = SuffixSettings(
                 num_speculative_tokens=args.k, corpus_tokens=2**20, num_buckets=2**14
             )
+            pairs = (item.split("=", 1) for item in args.set)
+            changed = {key: ast.literal_eval(value) for key, value in pairs}
+            settings = replace(settings, **changed)
             drafter = LearnedDrafter(settings, args.in_flight, args.local)
         result = replay(load(name, not args.no_loops), drafter, args.in_flight)
         saved[name] = {key: vars(t) for key, t in result.items()}
