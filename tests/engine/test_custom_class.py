@@ -28,7 +28,6 @@ def custom(name: str) -> dict[str, Any]:
     [
         ("SilentSpeculator", True, "off: the drafter publishes no num_valid_drafts"),
         ("PublishingSpeculator", True, "on, "),
-        ("PublishingSpeculator", False, "on, "),
     ],
 )
 def test_identical(

@@ -195,16 +195,15 @@ def recount(records: list[Any]) -> dict[str, int]:
     return totals
 
 
-@pytest.mark.parametrize("trim", [True, False])
 def test_counters_recomputed_from_every_step(
-    trim: bool, rng: random.Random, texts: Texts, run: Run
+    rng: random.Random, texts: Texts, run: Run
 ) -> None:
     prompts, expected = texts.draw(
         lambda: walk(rng, rng.randrange(20, 60)), 4, NUM_TOKENS
     )
     result = run(
         [add(f"r{i}", p, NUM_TOKENS) for i, p in enumerate(prompts)],
-        engine={**CROWDED, **ngram(4, trim)},
+        engine={**CROWDED, **ngram(4)},
         async_scheduling=True,
         record=True,
     )

@@ -10,11 +10,12 @@ from tests.engine.harness import Texts, add, ngram, outputs, walk
 
 pytestmark = pytest.mark.vllm
 
-NUM_TOKENS = 42
-# One block is vLLM's own; four growing requests share the others, 32 tokens each.
+NUM_TOKENS = 36
+# One block is vLLM's own; five growing requests share the others, 32 tokens each.
 POOL = {
-    "num_gpu_blocks_override": 6,
+    "num_gpu_blocks_override": 4,
     "max_model_len": 96,
+    "max_num_seqs": 5,
     "enable_prefix_caching": False,
 }
 
@@ -22,12 +23,12 @@ POOL = {
 @pytest.fixture(scope="module")
 def growing(worker: Any) -> tuple[list[list[int]], list[list[int]]]:
     rng = random.Random()
-    return Texts(worker).draw(lambda: walk(rng, rng.randrange(26, 32)), 4, NUM_TOKENS)
+    return Texts(worker).draw(lambda: walk(rng, rng.randrange(26, 32)), 5, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
     ("num_drafts", "async_scheduling", "trim"),
-    [(1, True, True), (3, True, False), (3, False, True), (5, True, True)],
+    [(1, True, True), (3, False, False), (5, True, True)],
 )
 def test_identical_through_preemptions(
     num_drafts: int,
@@ -43,5 +44,5 @@ def test_identical_through_preemptions(
         async_scheduling=async_scheduling,
     )
     assert outputs(result) == expected, f"prompts: {prompts}"
-    assert result["preemptions"] >= 5
+    assert result["preemptions"] >= 5, result["preemptions"]
     assert result["counters"]["accepted"] > 0

@@ -3,6 +3,7 @@
 Reads one job as JSON a line from standard input and writes one result a line to the
 file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 
+- ``model``: a checkpoint, in place of the tiny one;
 - ``engine``: arguments of ``vllm.LLM`` beside those that all jobs share;
 - ``async_scheduling``: whether the engine runs a step ahead;
 - ``kernel_block``: positions a block of the n-gram kernel;
@@ -104,6 +105,14 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
         check(cls, config)
         config.scheduler_config.async_scheduling = bool(job.get("async_scheduling"))
 
+    # Not a handler: vLLM takes those away when it configures logging.
+    logger = logging.getLogger("vllm.mrv2_spec")
+    handle = logger.handle
+
+    def note(log_record: logging.LogRecord) -> None:
+        found["log"].append(log_record.getMessage())
+        handle(log_record)
+
     def count_preemption(self: Any, *args: Any, **kwargs: Any) -> None:
         found["preemptions"] += 1
         preempt(self, *args, **kwargs)
@@ -126,6 +135,7 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
                 classmethod(check_and_update_config),
             ),
             (Scheduler, "_preempt_request", count_preemption),
+            (logger, "handle", note),
             (RowSpeculator, "propose", record if job.get("record") else propose),
             # Small blocks: rows of a few dozen tokens are several chunks.
             (propose_ngram, "BLOCK", job.get("kernel_block", propose_ngram.BLOCK)),
@@ -174,10 +184,6 @@ def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
         "steps": 0,
         "log": [],
     }
-    handler = logging.Handler()
-    handler.emit = lambda record: found["log"].append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("vllm.mrv2_spec")
-    logger.addHandler(handler)
     try:
         with settings(job, found):
             llm = LLM(model=model, **{**SHARED, **job["engine"]})
@@ -194,8 +200,6 @@ def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
             causes.append(cause)
         found["error"] = [f"{type(e).__name__}: {e}" for e in causes]
         found["traceback"] = traceback.format_exc()
-    finally:
-        logger.removeHandler(handler)
     return found
 
 
