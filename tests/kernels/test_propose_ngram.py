@@ -192,6 +192,15 @@ def test_empty_batch(device: torch.device) -> None:
     assert Batch([], device).launch() == []
 
 
+@pytest.mark.parametrize("min_n", [1, 2, 5])
+def test_shortest_rows(min_n: int, device: torch.device) -> None:
+    # The suffix itself is no match: one token more than the shortest match is needed.
+    rows = [[7] * length for length in (min_n - 1, min_n, min_n + 1, min_n + 2)]
+    batch = Batch(rows, device, min_n=min_n, max_n=min_n + 3)
+    assert batch.launch() == [[], [], [7], [7]]
+    batch.check()
+
+
 def test_rows_without_a_sample_draft_nothing(
     device: torch.device, tiling: tuple[int, int]
 ) -> None:
