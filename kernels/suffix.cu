@@ -705,7 +705,8 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
         }
         if (lane == 0) {
           uint32 chance = winner >> 5;
-          all_right = (all_right * chance) >> 16;
+          // 64 bits: a bin that was never wrong has the chance 2^16.
+          all_right = (uint32)(((int64)all_right * chance) >> 16);
           num = j + 1;
           pending_tokens[slot * K + j] = chosen;
           uint32 rise = 4 + THRESHOLD_SLOPE * min(j, THRESHOLD_STEPS);

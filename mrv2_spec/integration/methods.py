@@ -99,6 +99,12 @@ def check_settings(vllm_config: Any) -> None:
             "most that method 'suffix' drafts; lower it"
         )
     if spec_config.method == "suffix":
+        depth = spec_config.suffix_decoding_max_tree_depth
+        if depth > MAX_TREE_DEPTH:
+            raise SettingsError(
+                f"suffix_decoding_max_tree_depth={depth} exceeds {MAX_TREE_DEPTH}; "
+                "lower it"
+            )
         _check_cupy()
     if getattr(vllm_config, "watermark_config", None) is not None:
         raise SettingsError(
@@ -141,7 +147,8 @@ def _check_cupy() -> None:
 # The match length is unrolled in the kernel.
 MAX_PROMPT_LOOKUP = 64
 # A draft's votes are kept in shared memory.
-MAX_SUFFIX_DRAFTS = 64
+MAX_SUFFIX_DRAFTS = 48
+MAX_TREE_DEPTH = 64
 
 
 def _wrap_unsupported(original: Callable[[Any], list[str]]) -> Callable[..., list[str]]:

@@ -39,6 +39,7 @@ def main() -> None:
         max_num_seqs=16,
         # Fixed: what is free changes while other arms start beside this one.
         kv_cache_memory_bytes=2 << 30,
+        gpu_memory_utilization=0.03,
         enforce_eager=args.graphs == "off",
         enable_prefix_caching=False,
         speculative_config=_speculation(args.method, args.k),

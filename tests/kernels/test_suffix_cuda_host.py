@@ -60,6 +60,24 @@ def test_random_traffic(rng: random.Random, tmp_path: Path, case: int):
     assert drafted >= 0
 
 
+def test_bins_that_were_never_wrong_draft(rng: random.Random, tmp_path: Path):
+    settings = SuffixSettings(
+        num_speculative_tokens=4, max_model_len=60, corpus_tokens=5000, num_buckets=64
+    )
+    cuda, _ = build(settings, CountRules(), 4, tmp_path, rng.getrandbits(31))
+    sides = Sides(Traffic(rng, settings, 4, alphabet=3), cuda)
+    for state in (sides.plain, sides.other):
+        state.accepted.copy_(state.observed)
+    drafted = 0
+    for _ in range(4):
+        drafted += sides.step(4)
+        sure = sides.outputs[1].confidences == 1.0
+        if sure.any():
+            break
+    assert sure.any()
+    assert drafted > 0
+
+
 def test_long_rows(rng: random.Random, tmp_path: Path):
     """More places than are kept, rows longer than a chunk."""
     settings = SuffixSettings(
