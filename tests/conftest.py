@@ -16,20 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # Repeats a failed run: the failure report names the value.
 SEED_VARIABLE = "MRV2_SPEC_TEST_SEED"
 
+# Without a GPU, kernels run in Triton's interpreter. Triton reads the variable when a
+# kernel is defined: a fixture, or even a hook, would come too late.
 _environment = pytest.MonkeyPatch()
+if not torch.cuda.is_available():
+    _environment.setenv("TRITON_INTERPRET", "1")
 
 # The interpreter's first call of a kernel is slow, later ones are not.
 settings.register_profile("mrv2_spec", deadline=None, print_blob=True)
 settings.load_profile("mrv2_spec")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Run the kernels in Triton's interpreter where there is no GPU.
-
-    Triton reads the variable when a kernel is defined, so a fixture comes too late.
-    """
-    if not torch.cuda.is_available():
-        _environment.setenv("TRITON_INTERPRET", "1")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
