@@ -141,8 +141,8 @@ def test_v2_is_chosen_without_the_flag(
             "prompt_lookup_max=65 exceeds 64; longer matches find nothing",
         ),
         (
-            {"method": "suffix", "num_speculative_tokens": 65},
-            "num_speculative_tokens=65 exceeds 64, the most that method 'suffix'",
+            {"method": "suffix", "num_speculative_tokens": MAX_MODEL_LEN},
+            "num_speculative_tokens=128 exceeds ",
         ),
     ],
 )

@@ -46,6 +46,8 @@ CASES: dict[tuple[str, str], list[dict[str, Any]]] = {
         {**_FILL, "K": 5, "K_PO2": 8, "LEVELS": 128},
         {**_FILL, "K": 1, "K_PO2": 1, "LEVELS": 1024},
         {**_FILL, "K": 32, "K_PO2": 32, "LEVELS": 32},
+        {**_FILL, "BLOCK_ROWS": 256},
+        {**_FILL, "K": 32, "K_PO2": 32, "LEVELS": 32, "BLOCK_ROWS": 256},
     ],
     ("count_drafts", "_count_drafts_kernel"): [
         _COUNT,
@@ -53,15 +55,20 @@ CASES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ],
 }
 
-# Warps that the launchers ask for, where these are not 4.
-NUM_WARPS = {"_trim_drafts_kernel": 8, "_fill_draft_budget_kernel": 8}
+
+def num_warps(kernel: str, constexprs: dict[str, Any]) -> int:
+    """Return the warps that the launcher asks for."""
+    if kernel == "_fill_draft_budget_kernel":
+        return 8 if constexprs["BLOCK_ROWS"] == 64 else 16
+    return 8 if kernel == "_trim_drafts_kernel" else 4
+
 
 FLAT = [
     {
         "module": f"mrv2_spec.kernels.{module}",
         "kernel": kernel,
         "constexprs": case,
-        "num_warps": NUM_WARPS.get(kernel, 4),
+        "num_warps": num_warps(kernel, case),
     }
     for (module, kernel), cases in CASES.items()
     for case in cases

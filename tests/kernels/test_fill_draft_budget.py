@@ -103,8 +103,9 @@ def test_random_layouts_equal_the_reference(
     levels: list[float], device: torch.device, rng: random.Random
 ) -> None:
     for _ in range(40):
-        rows = kernel.BLOCK_ROWS
-        max_num_reqs = rng.choice([1, 5, rows - 1, rows, rows + 1, 2 * rows + 2])
+        few, many = kernel.FEW_ROWS, kernel.MANY_ROWS
+        edges = [edge + d for edge in (few, many) for d in (-1, 0, 1)]
+        max_num_reqs = rng.choice([1, 5, *edges, 2 * many + 2])
         num_reqs = rng.choice([max_num_reqs, rng.randrange(1, max_num_reqs + 1)])
         num_slots = rng.choice([1, 3, 5, 16, 17])
         slots = rng.sample(range(max_num_reqs), num_reqs)
