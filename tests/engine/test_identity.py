@@ -92,6 +92,29 @@ def test_with_speculation(
         assert totals["fillers"] > 0
 
 
+def test_logprobs(rng: random.Random, texts: Texts, run: Run) -> None:
+    # Where a request's rows begin is known exactly on the device only.
+    prompts, expected = texts.draw(
+        lambda: walk(rng, 30),
+        3,
+        NUM_TOKENS,
+        lambda prompt, text: len(rounds(prompt, text, 4)) <= NUM_TOKENS - 3,
+    )
+    actions = [
+        add(f"r{i}", prompt, NUM_TOKENS, logprobs=2) for i, prompt in enumerate(prompts)
+    ]
+    plain = run(actions, engine={})
+    trimmed = run(actions, engine=ngram(4), async_scheduling=True)
+    assert outputs(plain) == outputs(trimmed) == expected
+    assert trimmed["counters"]["accepted"] > 0
+    for a, b in zip(plain["requests"], trimmed["requests"], strict=True):
+        assert len(a["logprobs"]) == len(b["logprobs"]) == NUM_TOKENS
+        for i, token in enumerate(a["token_ids"]):
+            assert set(a["logprobs"][i]) == set(b["logprobs"][i])
+            assert str(token) in a["logprobs"][i]
+            assert b["logprobs"][i] == pytest.approx(a["logprobs"][i], abs=1e-3)
+
+
 def test_long_rows_in_many_chunks(rng: random.Random, texts: Texts, run: Run) -> None:
     # The prompts are longer than what a step computes, and a row is many chunks of the
     # n-gram kernel: its scratch must survive rows that are still in their prefill.

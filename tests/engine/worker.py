@@ -242,6 +242,10 @@ def drive(
             found["longest_run"] = max(found["longest_run"], grown)
             request["token_ids"] = token_ids
             request["finish_reason"] = output.outputs[0].finish_reason
+            request["logprobs"] = [
+                {str(token): entry.logprob for token, entry in place.items()}
+                for place in output.outputs[0].logprobs or ()
+            ]
 
     for action, *arguments in actions:
         if action == "add":
