@@ -9,7 +9,8 @@ file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 - ``kernel_block``: positions a block of the n-gram kernel;
 - ``record``: whether to return what every step did;
 - ``same_ids``: whether the scheduler sees the ids as they are, without a random part;
-- ``actions``: ``["add", id, prompt, sampling parameters]``, ``["step", number]``,
+- ``actions``: ``["add", id, prompt, sampling parameters]`` (the prompt as token ids or
+  as vLLM's prompt object), ``["step", number]``,
   ``["abort", id]``; what is left unfinished after the last one is run to its end.
 
 The result has, per added request in order, ``token_ids`` and ``finish_reason`` (null
@@ -254,7 +255,7 @@ def drive(
             found["requests"].append(latest[req_id])
             engine.add_request(
                 req_id,
-                {"prompt_token_ids": prompt},
+                prompt if isinstance(prompt, dict) else {"prompt_token_ids": prompt},
                 params(temperature=0, detokenize=False, **sampling),
             )
         elif action == "abort":
