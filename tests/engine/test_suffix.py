@@ -1,0 +1,136 @@
+"""Suffix decoding in a real engine: same tokens, and no tenant meets another."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.harness import Texts, add, outputs, walk
+
+pytestmark = pytest.mark.vllm
+
+NUM_TOKENS = 14
+Run = Callable[..., dict[str, Any]]
+
+
+def suffix(num_drafts: int, cached: int = 1000, **settings: Any) -> dict[str, Any]:
+    """Return engine arguments for suffix decoding with a small memory."""
+    return {
+        "speculative_config": {
+            "method": "suffix",
+            "num_speculative_tokens": num_drafts,
+            "suffix_decoding_max_cached_requests": cached,
+        },
+        "additional_config": {
+            "mrv2_spec": {"corpus_tokens": 4096, "trim_min_tokens": 0, **settings}
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("async_scheduling", "settings"),
+    [
+        (False, {}),
+        (True, {}),
+        (True, {"trim": False}),
+        (True, {"scoring": "reference"}),
+    ],
+)
+def test_speculation_changes_no_token(
+    async_scheduling: bool,
+    settings: dict[str, Any],
+    rng: random.Random,
+    texts: Texts,
+    run: Run,
+) -> None:
+    prompts, expected = texts.draw(
+        lambda: walk(rng, rng.randrange(20, 60)), 4, NUM_TOKENS
+    )
+    # Again after the first have ended: now the memory knows their replies.
+    actions = [add(f"r{i}", p, NUM_TOKENS) for i, p in enumerate(prompts)]
+    actions.append(["step", 40])
+    actions += [add(f"again{i}", p, NUM_TOKENS) for i, p in enumerate(prompts)]
+    result = run(
+        actions,
+        engine={
+            **suffix(5, **settings),
+            "max_num_seqs": 3,
+            "max_num_batched_tokens": 40,
+        },
+        async_scheduling=async_scheduling,
+    )
+    assert outputs(result) == [*expected, *expected], f"prompts: {prompts}"
+    assert result["counters"]["accepted"] > 0
+    (line,) = result["log"]
+    assert line.startswith("mrv2-spec: method suffix (SuffixSpeculator, ")
+    assert f"async scheduling {'on' if async_scheduling else 'off'}" in line
+
+
+def test_preemption_abort_and_the_same_id_again(
+    rng: random.Random, texts: Texts, run: Run
+) -> None:
+    prompts, expected = texts.draw(lambda: walk(rng, 60), 4, 40)
+    actions: list[list[Any]] = [["add", "x", prompts[0], {"max_tokens": 40}]]
+    actions = [add("x", prompts[1], 40), ["step", 4], ["abort", "x"]]
+    actions += [add("x" if i == 0 else f"r{i}", p, 40) for i, p in enumerate(prompts)]
+    result = run(
+        actions,
+        # Four requests that grow to 100 tokens in blocks of 32 do not fit.
+        engine={
+            **suffix(5),
+            "num_gpu_blocks_override": 11,
+            "enable_prefix_caching": False,
+        },
+        async_scheduling=True,
+    )
+    assert outputs(result)[1:] == expected, f"prompts: {prompts}"
+    assert result["preemptions"] > 0
+
+
+def with_salt(prompt: list[int], salt: str) -> dict[str, Any]:
+    """Return vLLM's prompt object of a tenant."""
+    return {"prompt_token_ids": prompt, "cache_salt": salt}
+
+
+def first_drafts(result: dict[str, Any], req_id: str) -> list[list[int]]:
+    """Return what was drafted for a request, step by step."""
+    return [
+        e["drafts"] for step in result["records"] for e in step if e["id"] == req_id
+    ]
+
+
+@pytest.mark.parametrize("kind", ["other salt", "same salt", "no reading"])
+def test_tenants(kind: str, rng: random.Random, texts: Texts, run: Run) -> None:
+    # No token comes twice in prompt and reply, so the own row can draft nothing and
+    # each draft is another request's.
+    def fits(prompt: list[int], text: list[int]) -> bool:
+        return len({prompt[-1], *text[:6]}) == 7
+
+    prompts, expected = texts.draw(lambda: walk(rng, 1), 1, NUM_TOKENS, fits)
+    sampling: dict[str, Any] = {}
+    if kind == "no reading":
+        sampling["extra_args"] = {"mrv2_spec_read": False}
+    salt = "b" if kind == "other salt" else "a"
+
+    def job(owner_first: bool) -> dict[str, Any]:
+        owner = [
+            add("owner", with_salt(prompts[0], "a"), NUM_TOKENS),
+            ["step", 40],
+        ]
+        asker = [add("asker", with_salt(prompts[0], salt), 6, **sampling)]
+        return run(
+            [*(owner if owner_first else []), *asker],
+            engine={**suffix(4), "max_num_seqs": 2, "enable_prefix_caching": False},
+            record=True,
+        )
+
+    warm, cold = job(True), job(False)
+    assert outputs(warm)[-1] == outputs(cold)[-1] == expected[0][:6]
+    drafts = first_drafts(warm, "asker")
+    if kind == "same salt":
+        assert any(drafts), "the memory of the same tenant must help"
+    else:
+        # As on an engine that never saw the owner.
+        assert drafts == first_drafts(cold, "asker")
+        assert not any(drafts)
