@@ -1,10 +1,17 @@
 """Replay recorded replies through suffix drafting: accepted tokens a step, and at what.
 
+    python bench/replay_suffix.py [--k K] [--local] [--in-flight N] [--reference]
+        [--categories] [--out DIR]
+    python bench/replay_suffix.py --variants [--out DIR]
+
 Each step drafts from the tokens so far, accepts the longest prefix that equals the
 recorded reply and emits one token more. Requests run in file order, `--in-flight` at a
 time, and share one memory; a step first commits for all, then drafts for all. The
 learned scoring runs as its plain model, which Numba compiles and the tests hold equal
 to the device versions; `--reference` runs the plain model of the reference scoring.
+A file in which replies end in an exact loop is replayed once more without them. The
+figures of arctic-inference, recorded one request at a time, stand beside ours.
+`--variants` changes one setting at a time and saves the totals of each file.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import RESULTS, machine, save
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -32,13 +40,31 @@ from tests.reference.suffix_learned import LearnedModel  # noqa: E402
 SHARED = Path(os.environ.get("MRV2_SPEC_SHARED", ROOT.parent / "shared"))
 FILES = ("smollm2_spec_bench", "reference_spec_bench", "code_edit", "agentic")
 METHOD = "arctic {scope} factor={factor:.1f} k={k}"
+RECORDED = ("steps", "tokens", "tokens_per_step", "coverage", "drafted", "accepted")
+# What each setting is worth: the default with one thing changed.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no credit behind a difference": {"own_gap": 99, "memory_gap": 99},
+    "keys 1, 2, 4 tokens, no gaps": {"key_masks": (0b1, 0b11, 0b1111)},
+    "keys of 2 tokens and more": {"key_masks": (0b11, 0b1101, 0b111001)},
+    "8 ways": {"ways": 8},
+    "no prompt tokens ahead": {"prompt_tail": 0},
+    "prompt and response votes alike": {"response_weight": 1},
+    "own row and memory alike": {"own_weight": 1},
+    "threshold does not rise": {"threshold_slope": 0},
+    "waste budget 2": {"waste_budget": 32},
+    "waste budget 4": {"waste_budget": 64},
+    "bins halved above 1000": {"max_observations": 1000 * 16},
+}
 
 
 @dataclass
 class Tally:
     """Totals of a replay."""
 
+    requests: int = 0
     steps: int = 0
+    drafting_steps: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -47,6 +73,14 @@ class Tally:
     def tokens_per_step(self) -> float:
         """Tokens emitted a step, the first of each reply left out."""
         return self.tokens / max(1, self.steps)
+
+    def figures(self) -> dict[str, float]:
+        """Return the totals and what follows from them."""
+        return {
+            **vars(self),
+            "tokens_per_step": self.tokens_per_step,
+            "coverage": self.drafting_steps / max(1, self.steps),
+        }
 
 
 @dataclass
@@ -155,6 +189,8 @@ def replay(requests: list[Request], drafter: Any, in_flight: int) -> dict[str, T
             if slot not in active and waiting:
                 active[slot] = waiting.pop(0)
                 drafter.start(slot, active[slot])
+                for name in ("ALL", active[slot].category):
+                    result.setdefault(name, Tally()).requests += 1
         emitted = {}
         for slot, tokens in drafter.step(active):
             r = active[slot]
@@ -166,8 +202,9 @@ def replay(requests: list[Request], drafter: Any, in_flight: int) -> dict[str, T
             num = min(right + 1, len(r.row) - r.total)
             emitted[slot] = num
             for name in ("ALL", r.category):
-                tally = result.setdefault(name, Tally())
+                tally = result[name]
                 tally.steps += 1
+                tally.drafting_steps += bool(tokens)
                 tally.tokens += num
                 tally.drafted += len(tokens)
                 tally.accepted += right
@@ -180,7 +217,62 @@ def replay(requests: list[Request], drafter: Any, in_flight: int) -> dict[str, T
     return result
 
 
+def make_drafter(args: argparse.Namespace, changed: dict[str, Any]) -> Any:
+    """Return a drafter that has seen nothing."""
+    if args.reference:
+        rules = Rules(max_spec_tokens=args.k, max_spec_factor=args.factor)
+        return ReferenceDrafter(rules, 0 if args.local else 10000)
+    settings = SuffixSettings(
+        num_speculative_tokens=args.k, corpus_tokens=2**20, num_buckets=2**14
+    )
+    return LearnedDrafter(replace(settings, **changed), args.in_flight, args.local)
+
+
+def run(
+    args: argparse.Namespace,
+    changed: dict[str, Any],
+    recorded: dict[str, Any],
+    shorter: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """Replay each file; yield and print its figures, the total first.
+
+    `recorded` are the reference's figures by file and category.
+    """
+    for name in args.files:
+        requests, few = load(name), load(name, loops=False)
+        for loops in (True, False) if shorter and len(few) < len(requests) else (True,):
+            drafter = make_drafter(args, changed)
+            result = replay(requests if loops else few, drafter, args.in_flight)
+            for category, tally in result.items():
+                was = recorded[name].get(category) if loops else None
+                found = {
+                    "file": name,
+                    "loops": loops,
+                    "category": category,
+                    **tally.figures(),
+                    "recorded": was and {key: was[key] for key in RECORDED},
+                }
+                if args.categories or category == "ALL":
+                    print(line(found), flush=True)
+                yield found
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return the printed line of one file or category."""
+    label = f"  {found['category']}"
+    if found["category"] == "ALL":
+        label = found["file"] + ("" if found["loops"] else ", no loops")
+    text = f"{label:32}{found['tokens_per_step']:12.3f}"
+    was = found["recorded"]
+    if was is None:
+        return f"{text}{'':24}{found['drafted']:12}{'':12}{found['accepted']:12}"
+    gain = 100 * (found["tokens_per_step"] / was["tokens_per_step"] - 1)
+    text += f"{was['tokens_per_step']:12.3f}{gain:12.2f}"
+    return f"{text}{found['drafted']:12}{was['drafted']:12}{found['accepted']:12}"
+
+
 def main() -> None:
+    """Replay and write ``replay_suffix_*.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--k", type=int, default=16)
     parser.add_argument("--in-flight", type=int, default=1)
@@ -188,59 +280,62 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--factor", type=float, default=2.0)
     parser.add_argument("--local", action="store_true", help="own history alone")
-    parser.add_argument("--categories", action="store_true")
-    parser.add_argument("--no-loops", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--categories", action="store_true", help="print them too")
+    parser.add_argument("--variants", action="store_true", help="see VARIANTS")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument(
         "--set",
         nargs="*",
         default=[],
         metavar="NAME=VALUE",
-        help="fields of SuffixSettings, such as own_gap=99 or key_masks=(1,3)",
+        help="fields of SuffixSettings, such as own_gap=99 or key_masks=(1,3); "
+        "nothing is saved then",
     )
     args = parser.parse_args()
+    if args.reference and (args.variants or args.set):
+        parser.error("--variants and --set change the learned scoring")
     golden = json.loads((SHARED / "golden/replay_tokens_per_step.json").read_text())
     scope = "local" if args.local else "local+global"
     against = METHOD.format(scope=scope, factor=args.factor, k=args.k)
+    recorded = {name: golden["results"][name].get(against, {}) for name in args.files}
+    scoring = "reference" if args.reference else "learned"
     print(
-        f"k={args.k}, {args.in_flight} in flight, "
-        f"{'reference' if args.reference else 'learned'} scoring; recorded: "
+        f"k={args.k}, {args.in_flight} in flight, {scoring} scoring; recorded: "
         f"{against}, one request at a time"
     )
     head = ("tokens/step", "recorded", "gain_%", "drafted", "recorded", "accepted")
     print(f"{'file / category':32}" + "".join(f"{h:>12}" for h in head))
-    saved = {}
-    for name in args.files:
-        if args.reference:
-            drafter: Any = ReferenceDrafter(
-                Rules(max_spec_tokens=args.k, max_spec_factor=args.factor),
-                0 if args.local else 10000,
+    record = {
+        **machine(),
+        "scoring": scoring,
+        "scope": scope,
+        "k": args.k,
+        "in_flight": args.in_flight,
+        "recorded": {
+            "version": golden["settings"]["arctic"]["version"],
+            "method": against,
+            "in_flight": 1,
+        },
+    }
+    name = f"replay_suffix_{scoring}_{scope.split('+')[-1]}_k{args.k}"
+    if args.in_flight > 1:
+        name += f"_{args.in_flight}_in_flight"
+    if args.variants:
+        name = "replay_suffix_variants"
+        record["variants"] = []
+        for variant, changed in VARIANTS.items():
+            print(variant)
+            found = run(args, changed, recorded, shorter=False)
+            totals = [total for total in found if total["category"] == "ALL"]
+            record["variants"].append(
+                {"variant": variant, "changed": changed, "results": totals}
             )
-        else:
-            settings = SuffixSettings(
-                num_speculative_tokens=args.k, corpus_tokens=2**20, num_buckets=2**14
-            )
-            pairs = (item.split("=", 1) for item in args.set)
-            changed = {key: ast.literal_eval(value) for key, value in pairs}
-            settings = replace(settings, **changed)
-            drafter = LearnedDrafter(settings, args.in_flight, args.local)
-        result = replay(load(name, not args.no_loops), drafter, args.in_flight)
-        saved[name] = {key: vars(t) for key, t in result.items()}
-        for key in result if args.categories else ["ALL"]:
-            t = result[key]
-            method = golden["results"][name].get(against, {})
-            was = method.get(key)
-            label = name if key == "ALL" else f"  {key}"
-            line = f"{label:32}{t.tokens_per_step:12.3f}"
-            if was:
-                gain = 100 * (t.tokens_per_step / was["tokens_per_step"] - 1)
-                line += f"{was['tokens_per_step']:12.3f}{gain:12.2f}"
-                line += f"{t.drafted:12}{was['drafted']:12}{t.accepted:12}"
-            else:
-                line += f"{'':24}{t.drafted:12}{'':12}{t.accepted:12}"
-            print(line, flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(saved, indent=1) + "\n")
+    else:
+        pairs = (item.split("=", 1) for item in args.set)
+        changed = {key: ast.literal_eval(value) for key, value in pairs}
+        record["results"] = list(run(args, changed, recorded))
+    if not args.set:
+        print("saved", save(name, record, args.out))
 
 
 if __name__ == "__main__":
