@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,183 @@ def identity() -> str:
     return table(head, rows) + note + _from(record)
 
 
+def _commands(*records: dict[str, Any]) -> str:
+    commands = [f"`{r['command']}` (commit {r['commit']})" for r in records]
+    return "\n" + ", ".join(commands) + ".\n"
+
+
+def _totals(record: dict[str, Any], loops: bool = True) -> dict[str, dict[str, Any]]:
+    return {
+        r["file"]: r
+        for r in record["results"]
+        if r["category"] == "ALL" and r["loops"] == loops
+    }
+
+
+def _gain(found: dict[str, Any]) -> str:
+    # Its own tokens a step are rounded; its totals are not.
+    was = found["recorded"]["tokens"] / found["recorded"]["steps"]
+    return f"{100 * (found['tokens_per_step'] / was - 1):+.1f} %"
+
+
+def _suffix_replay(run: str) -> str:
+    """Tokens a step of the learned scoring beside the recorded reference."""
+    record = load(f"replay_suffix_learned_{run}")
+    model = load(f"replay_suffix_reference_{run}")
+    rows = [
+        (
+            name,
+            f"{found['tokens_per_step']:.3f}",
+            f"{was['tokens_per_step']:.3f}",
+            _gain(found),
+            *(n for key in ("drafted", "accepted") for n in (found[key], was[key])),
+        )
+        for name, found in _totals(record).items()
+        for was in (found["recorded"],)
+    ]
+    head = (
+        "file", "tokens a step", "recorded", "gain", "drafted", "recorded",
+        "accepted", "recorded",
+    )  # fmt: skip
+    notes = ""
+    for name, found in _totals(record, loops=False).items():
+        left_out = _totals(record)[name]["requests"] - found["requests"]
+        counted = _totals(model, loops=False)[name]
+        notes += (
+            f"\n{name} without the {left_out} replies that end in an exact loop: "
+            f"{found['tokens_per_step']:.3f} tokens a step, {found['drafted']} "
+            f"drafted, {found['accepted']} accepted; reference scoring there "
+            f"{counted['tokens_per_step']:.3f}, {counted['drafted']} and "
+            f"{counted['accepted']}.\n"
+        )
+    return table(head, rows) + notes + _commands(record, model)
+
+
+def suffix_in_flight() -> str:
+    """Tokens a step of the agentic file by requests in flight."""
+    names = ("global_k16", "global_k16_8_in_flight", "global_k16_64_in_flight")
+    records = [
+        [
+            load(f"replay_suffix_{scoring}_{name}")
+            for scoring in ("learned", "reference")
+        ]
+        for name in names
+    ]
+    rows = []
+    for pair in records:
+        found = [_totals(record)["agentic"] for record in pair]
+        cells = [f"{f['tokens_per_step']:.3f} ({f['drafted']})" for f in found]
+        rows.append((pair[0]["in_flight"], *cells))
+    head = ("in flight", "learned: tokens a step (drafted)", "reference scoring")
+    return table(head, rows) + _commands(*(r for pair in records[1:] for r in pair))
+
+
+def suffix_reference() -> str:
+    """Tokens a step of the reference scoring, by category."""
+    runs = ("global_k16", "global_k5", "local_k16", "local_k5")
+    records = [load(f"replay_suffix_reference_{run}") for run in runs]
+    cells: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        for r in record["results"]:
+            if r["loops"]:
+                text = f"{r['tokens_per_step']:.3f} ({_gain(r)})"
+                cells.setdefault((r["file"], r["category"]), []).append(text)
+    rows = [
+        (file if category == "ALL" else "", category.replace("ALL", "all"), *row)
+        for (file, category), row in cells.items()
+    ]
+    head = ("file", "category", *(f"{r['scope']} k={r['k']}" for r in records))
+    return table(head, rows) + _commands(*records)
+
+
+def suffix_variants() -> str:
+    """What each setting is worth."""
+    record = load("replay_suffix_variants")
+    rows = [
+        (
+            v["variant"],
+            *(
+                f"{_gain(r)} ({r['drafted'] / r['recorded']['drafted']:.2f})"
+                for r in v["results"]
+            ),
+        )
+        for v in record["variants"]
+    ]
+    files = [r["file"] for r in record["variants"][0]["results"]]
+    return table(("variant", *files), rows) + _commands(record)
+
+
+def suffix() -> str:
+    """GPU time of the whole propose step with its memory."""
+    record = load("suffix")
+    rows = [
+        (
+            f"{c['num_reqs']} x {c['row_len']}",
+            c["text"],
+            f"{c['propose_us']['p50']:.1f}",
+            f"{c['draft_us']['p50']:.1f}",
+            f"{c['drafted_per_row']:.2f}",
+            f"{c['reference_us']:.0f}" if "reference_us" in c else "",
+        )
+        for c in record["cases"]
+    ]
+    head = (
+        "requests x row", "text", "propose us", "of which draft us",
+        "drafted a row", "draft us, reference scoring",
+    )  # fmt: skip
+    return table(head, rows) + _gpu(record)
+
+
+def suffix_rivals() -> str:
+    """Time of a step beside two other drafters."""
+    record = load("suffix_rivals")
+
+    def time(arm: dict[str, Any]) -> str:
+        return (
+            f"{arm['propose_us']['p50'] if 'propose_us' in arm else arm['host_us']:.1f}"
+        )
+
+    def rebuild(arm: dict[str, Any]) -> str:
+        return f"{arm['rebuild_us']:.0f}" if "rebuild_us" in arm else ""
+
+    cases = [case["arms"] for case in record["cases"]]
+    rows = [
+        (name, *(f(arms[name]) for f in (time, rebuild) for arms in cases))
+        for name in cases[0]
+    ]
+    sizes = [
+        f"{c['num_reqs']} request" + "s" * (c["num_reqs"] > 1) for c in record["cases"]
+    ]
+    head = ("arm", *(f"{n} us" for n in sizes), *(f"rebuild us, {n}" for n in sizes))
+    drafted = ", ".join(
+        f"{arms['mrv2-spec']['drafted_per_row']:.2f} with {n}"
+        for n, arms in zip(sizes, cases, strict=True)
+    )
+    note = f"\nmrv2-spec drafts few tokens a row here: {drafted}.\n"
+    return table(head, rows) + note + _gpu(record)
+
+
+def _gpu(record: dict[str, Any]) -> str:
+    vllm = f", vLLM {record['vllm']}" if record["vllm"] else ""
+    return (
+        f"\n{record['gpu']}, driver {record['driver']}, torch {record['torch']}, "
+        f"triton {record['triton']}{vllm}: `{record['command']}`\n"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "propose-ngram": propose_ngram,
     "trim": trim,
     "replay-ngram": replay_ngram,
     "identity": identity,
+    "suffix-replay-k16": partial(_suffix_replay, "global_k16"),
+    "suffix-replay-k5": partial(_suffix_replay, "global_k5"),
+    "suffix-local": partial(_suffix_replay, "local_k16"),
+    "suffix-in-flight": suffix_in_flight,
+    "suffix-variants": suffix_variants,
+    "suffix-reference": suffix_reference,
+    "suffix": suffix,
+    "suffix-rivals": suffix_rivals,
 }
 
 
