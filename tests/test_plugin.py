@@ -18,6 +18,7 @@ MODULES = [
     for name in (
         "config.speculative",
         "config.vllm",
+        "engine.arg_utils",
         "v1.core.sched.output",
         "v1.worker.gpu.model_runner",
         "v1.worker.gpu_worker",

@@ -17,6 +17,7 @@ SUPPORTED_VLLM = ("0.32.0", "0.33.0")
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _WORKER = "vllm.v1.worker.worker_base"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker"
+_ENGINE_ARGS = "vllm.engine.arg_utils"
 _SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 
 _installed = False
@@ -56,6 +57,7 @@ def install() -> None:
         requests,
         rows,
         speculator,
+        user_input,
         verification,
         warmup,
         worker,
@@ -74,6 +76,7 @@ def install() -> None:
         patching.apply(
             vllm_config_module, (*methods.PATCHES, *async_scheduling.PATCHES)
         )
+        patching.apply_on_import(_ENGINE_ARGS, user_input.PATCHES)
         patching.apply_on_import(_SCHEDULER_OUTPUT, requests.REQUEST_PATCHES)
         patching.apply_on_import(_WORKER, worker.PATCHES)
         patching.apply_on_import(_GPU_WORKER, warmup.PATCHES)
