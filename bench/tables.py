@@ -33,11 +33,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _from(record: dict[str, Any]) -> str:
-    return (
-        f"\n{record['gpu'] or 'CPU'}, driver {record['driver']}, torch "
-        f"{record['torch']}, triton {record['triton']}, vLLM {record['vllm']}: "
-        f"`{record['command']}`\n"
-    )
+    names = ("driver", "torch", "triton", "vllm")
+    versions = [f"{name} {record[name]}" for name in names if record.get(name)]
+    where = ", ".join([record["gpu"] or "CPU", *versions])
+    return f"\n{where}: `{record['command']}`\n"
 
 
 def propose_ngram() -> str:

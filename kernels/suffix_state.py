@@ -104,6 +104,13 @@ class SuffixSettings:
         """First page number that is not used."""
         return SEQ_LIMIT // self.page_size
 
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes of the token ring, its pages and the hash entries."""
+        entries = len(self.key_masks) * self.num_buckets * self.ways
+        ring = self.num_pages * (self.page_size + NUM_PAGE_FIELDS)
+        return 4 * (entries + ring)
+
     def check(self) -> None:
         """Raise ValueError where a kernel could not hold the settings."""
         lookups = len(self.key_masks) * self.ways

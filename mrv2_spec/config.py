@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 from mrv2_spec.errors import UserError
 
 KEY = "mrv2_spec"
+# Tokens of the memory are numbered in 31 bits, with room to go round.
+MAX_TOKENS = 2**30
 
 Tie = Literal["earliest", "latest"]
 Scoring = Literal["learned", "reference"]
@@ -80,8 +82,10 @@ def parse_settings(additional_config: Any) -> Settings:
         raise SettingsError(f"{KEY}.trim={settings.trim!r} must be true or false")
     for name, least in (("trim_min_tokens", 0), ("corpus_tokens", 1)):
         tokens = getattr(settings, name)
-        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < least:
+        whole = isinstance(tokens, int) and not isinstance(tokens, bool)
+        if not (whole and least <= tokens <= MAX_TOKENS):
             raise SettingsError(
-                f"{KEY}.{name}={tokens!r} must be a whole number of at least {least}"
+                f"{KEY}.{name}={tokens!r} must be a whole number of at least {least} "
+                f"and at most {MAX_TOKENS}"
             )
     return settings

@@ -14,7 +14,8 @@ class LaggedCounts:
     and, behind it, the sampled tokens that the engine waits for before it prepares a
     further step. So a copy made ``lag`` steps ago has landed when the engine runs at
     most ``lag - 1`` steps ahead of the device. Which copy is read depends on the
-    number of steps alone, never on what happens to have landed: all ranks agree.
+    number of steps alone, never on what happens to have landed: all ranks agree. A
+    caller that drives the runner and never waits for its outputs has no such guarantee.
 
     Args:
         source: [max_num_reqs] int32 on the device.

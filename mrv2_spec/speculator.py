@@ -84,6 +84,10 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             )
         )
 
+    def persistent_bytes(self) -> int:
+        """Return the device bytes held for the whole run beside the published ones."""
+        return 0
+
     def reset(self) -> None:
         """Forget all requests: what was drafted for them, and what became of it."""
         self.num_valid_drafts_for_trim.zero_()

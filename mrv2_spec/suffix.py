@@ -11,21 +11,24 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.states import RequestState
 
+from mrv2_spec.config import SettingsError
 from mrv2_spec.corpus.engine import fingerprint_of, load_memory, read_for, save_memory
 from mrv2_spec.corpus.namespaces import Namespace
 from mrv2_spec.corpus.saved import SavedMemory
 from mrv2_spec.kernels.suffix_counts import CountRules
+from mrv2_spec.kernels.suffix_state import SuffixSettings
 from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.speculator import RowSpeculator
 from mrv2_spec.suffix_memory import RequestAccess, SuffixMemory, settings_for
-from mrv2_spec.views import NewRequest, StepInputs
+from mrv2_spec.views import (
+    CONTRIBUTE_ARG,
+    NAMESPACE_ARG,
+    READ_ARG,
+    NewRequest,
+    StepInputs,
+)
 
 logger = logging.getLogger("vllm.mrv2_spec")
-
-# A request's own arguments (``extra_args``, over HTTP ``vllm_xargs``).
-NAMESPACE_ARG = "mrv2_spec_namespace"
-READ_ARG = "mrv2_spec_read"
-CONTRIBUTE_ARG = "mrv2_spec_contribute"
 
 
 class SuffixSpeculator(RowSpeculator):
@@ -50,14 +53,16 @@ class SuffixSpeculator(RowSpeculator):
             if self.settings.memory_file is not None
             else None
         )
+        memory_settings = settings_for(
+            self.settings.scoring,
+            num_speculative_tokens=self.num_speculative_steps,
+            max_model_len=req_states.max_model_len,
+            corpus_tokens=self.settings.corpus_tokens,
+            max_cached_requests=max(1, self.max_cached_requests),
+        )
+        _check_room(memory_settings, device)
         self.memory = SuffixMemory(
-            settings_for(
-                self.settings.scoring,
-                num_speculative_tokens=self.num_speculative_steps,
-                max_model_len=req_states.max_model_len,
-                corpus_tokens=self.settings.corpus_tokens,
-                max_cached_requests=max(1, self.max_cached_requests),
-            ),
+            memory_settings,
             req_states.max_num_reqs,
             device,
             self.settings.scoring,
@@ -169,6 +174,18 @@ class SuffixSpeculator(RowSpeculator):
             self.draft_token_confidence_probs,
             num_steps=step.num_speculative_tokens,
             placeholder_ids=self._placeholder_ids,
+        )
+
+
+def _check_room(settings: SuffixSettings, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if settings.memory_bytes > free:
+        raise SettingsError(
+            f"mrv2_spec.corpus_tokens={settings.corpus_tokens} needs "
+            f"{settings.memory_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB of the "
+            "device are free; lower it"
         )
 
 

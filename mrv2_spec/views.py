@@ -34,6 +34,12 @@ class StepInputs:
     num_speculative_tokens: int
 
 
+# A request's own arguments (``extra_args``, over HTTP ``vllm_xargs``).
+NAMESPACE_ARG = "mrv2_spec_namespace"
+READ_ARG = "mrv2_spec_read"
+CONTRIBUTE_ARG = "mrv2_spec_contribute"
+
+
 @dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request that was just given a slot: new, or back after a preemption."""

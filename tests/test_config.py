@@ -118,15 +118,17 @@ def test_methods_run_on_v2(method: str, configure: Callable[..., Any]) -> None:
     assert config._get_v2_model_runner_unsupported_features() == []
 
 
-def test_v2_is_chosen_without_the_flag(
+def test_without_the_flag_the_v1_runner_goes_on_to_serve_its_own(
     configure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # vLLM picks a runner by what V2 does not support.
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
     config = configure(
         {"method": "custom_class", "model": "a.B", "num_speculative_tokens": 2}
     )
     unsupported = config._get_v2_model_runner_unsupported_features()
-    assert "speculative method 'custom_class'" not in unsupported
+    assert "speculative method 'custom_class'" in unsupported
+    assert not config.use_v2_model_runner
 
 
 @pytest.mark.parametrize(
@@ -139,6 +141,18 @@ def test_v2_is_chosen_without_the_flag(
         (
             {**NGRAM, "prompt_lookup_max": 65},
             "prompt_lookup_max=65 exceeds 64; longer matches find nothing",
+        ),
+        (
+            {**NGRAM, "enable_adaptive_verification": True},
+            "enable_adaptive_verification=true is for drafters with a model; remove",
+        ),
+        (
+            {
+                "method": "custom_class",
+                "model": "no_such_package.Class",
+                "num_speculative_tokens": 2,
+            },
+            "model='no_such_package.Class' of method 'custom_class' cannot be loaded",
         ),
         (
             {"method": "suffix", "num_speculative_tokens": MAX_MODEL_LEN},
@@ -176,6 +190,29 @@ def test_options_out_of_range_stop_the_start(
         configure({**NGRAM, **changes})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("speculative_config", "settings", "message"),
+    [
+        (NGRAM, {"scoring": "reference"}, "mrv2_spec.scoring='reference' is read by"),
+        (NGRAM, {"corpus_tokens": 7}, "mrv2_spec.corpus_tokens=7 is read by method"),
+        (
+            {"method": "suffix", "num_speculative_tokens": 4},
+            {"tie": "latest"},
+            "mrv2_spec.tie='latest' is read by method 'ngram' only",
+        ),
+    ],
+)
+def test_settings_of_another_method_stop_the_start(
+    speculative_config: dict[str, Any],
+    settings: dict[str, Any],
+    message: str,
+    configure: Callable[..., Any],
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        configure(speculative_config, settings)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

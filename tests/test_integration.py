@@ -1,6 +1,7 @@
 """The hooks: what they expect of vLLM, and what each does to it."""
 
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -160,6 +161,39 @@ def test_apply_on_import(toy: str) -> None:
     assert (module.double(3), module.Thing().size("m")) == (6, 1)
 
 
+def test_looking_for_a_module_does_not_use_its_patches_up(toy: str) -> None:
+    patching.apply_on_import(toy, [DOUBLE])
+    assert importlib.util.find_spec(toy) is not None
+    assert patching.is_active()
+    assert importlib.import_module(toy).double(3) == 7
+
+
+def test_an_import_that_failed_may_be_tried_again(
+    toy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patching.apply_on_import(toy, [DOUBLE])
+    loader = importlib.util.find_spec(toy).loader._loader  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+
+        def fail(self: Any, module: ModuleType) -> None:
+            raise ImportError("not yet")
+
+        patch.setattr(type(loader), "exec_module", fail)
+        with pytest.raises(ImportError, match="not yet"):
+            importlib.import_module(toy)
+    assert importlib.import_module(toy).double(3) == 7
+
+
+def test_counters_come_from_whichever_rank_drafts() -> None:
+    totals = {"proposed": 3, "verified": 3}
+    llm = SimpleNamespace(collective_rpc=lambda name: [None, totals])
+    found = integration.read_counters(llm)
+    assert found is not None
+    assert (found.proposed, found.verified) == (3, 3)
+    nobody = SimpleNamespace(collective_rpc=lambda name: [None, None])
+    assert integration.read_counters(nobody) is None
+
+
 def test_revert_before_the_import(toy: str) -> None:
     finders = list(sys.meta_path)
     patching.apply_on_import(toy, [DOUBLE])
@@ -198,7 +232,10 @@ def test_not_served(method: str | None) -> None:
     assert methods.served_method(config(method)) is None
 
 
-def test_served_methods_are_no_longer_unsupported() -> None:
+def test_served_methods_are_no_longer_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     patched = methods._wrap_unsupported(
         lambda self: ["speculative method 'custom_class'", "something else"]
     )
@@ -218,8 +255,11 @@ def test_async_scheduling_sees_the_methods_during_the_call_only() -> None:
 
     patched = async_scheduling._wrap(original)
     served = config(
-        "custom_class", num_speculative_tokens=2, prompt_lookup_min=1, model="a.B"
+        "custom_class",
+        num_speculative_tokens=2,
+        model="mrv2_spec.ngram.NgramSpeculator",
     )
+    served.speculative_config.enable_adaptive_verification = False
     served.additional_config = None
     served.model_config = SimpleNamespace(max_model_len=9)
     served.fails = True

@@ -241,6 +241,7 @@ def vllm_config() -> Any:
             use_ubatching=False,
         ),
         model_config=SimpleNamespace(return_sampling_mask=False),
+        aux_output_config=SimpleNamespace(enabled=False),
         compilation_config=SimpleNamespace(
             cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: False)
         ),
@@ -296,6 +297,7 @@ def test_backend_that_plans_on_the_host() -> None:
         ("parallel_config", {"enable_batch_sharded_sampling": True}, "sharded"),
         ("parallel_config", {"use_ubatching": True}, "dual-batch"),
         ("model_config", {"return_sampling_mask": True}, "replay"),
+        ("aux_output_config", {"enabled": True}, "routed experts"),
     ],
 )
 def test_what_needs_the_hosts_boundaries(

@@ -20,8 +20,6 @@ _GPU_WORKER = "vllm.v1.worker.gpu_worker"
 _ENGINE_ARGS = "vllm.engine.arg_utils"
 _SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 
-_installed = False
-
 
 def is_supported(vllm_version: str) -> bool:
     """Tell whether the hooks were written for this vLLM.
@@ -34,7 +32,7 @@ def is_supported(vllm_version: str) -> bool:
 
 def is_installed() -> bool:
     """Tell whether the hooks are in place in this process."""
-    return _installed
+    return patching.is_active()
 
 
 def install() -> None:
@@ -43,8 +41,7 @@ def install() -> None:
     Raises:
         PatchError: vLLM looks unlike the versions that the hooks were written for.
     """
-    global _installed
-    if _installed:
+    if patching.is_active():
         return
     import vllm.config.speculative as speculative_module
     import vllm.config.vllm as vllm_config_module
@@ -84,14 +81,11 @@ def install() -> None:
     except patching.PatchError:
         patching.revert_all()
         raise
-    _installed = True
 
 
 def uninstall() -> None:
     """Give vLLM back its own attributes."""
-    global _installed
     patching.revert_all()
-    _installed = False
 
 
 def read_counters(llm: Any) -> Totals | None:
@@ -100,9 +94,10 @@ def read_counters(llm: Any) -> Totals | None:
     Waits for the device: for use between steps, not within one.
 
     Args:
-        llm: a ``vllm.LLM``; every rank counts the same, the first one's are returned.
+        llm: a ``vllm.LLM``; every rank that drafts counts the same.
     """
-    totals = llm.collective_rpc("mrv2_spec_counters")[0]
+    replies = llm.collective_rpc("mrv2_spec_counters")
+    totals = next((reply for reply in replies if reply is not None), None)
     return None if totals is None else Totals(**totals)
 
 

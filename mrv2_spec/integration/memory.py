@@ -12,10 +12,11 @@ from mrv2_spec.integration.patching import Patch
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from mrv2_spec.speculator import RowSpeculator
+
         result = original(self, *args, **kwargs)
-        nbytes = getattr(self.speculator, "persistent_bytes", None)
-        if nbytes is not None:
-            self.model_memory_usage += nbytes()
+        if isinstance(self.speculator, RowSpeculator):
+            self.model_memory_usage += self.speculator.persistent_bytes()
         return result
 
     return load_model

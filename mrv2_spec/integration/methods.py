@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from mrv2_spec.config import SettingsError, parse_settings
+from mrv2_spec.config import KEY, SettingsError, parse_settings
 from mrv2_spec.corpus.errors import CorpusError
 from mrv2_spec.integration.patching import Patch
 
@@ -81,6 +81,19 @@ def check_settings(vllm_config: Any) -> None:
             f"num_speculative_tokens={num_drafts} exceeds max_model_len="
             f"{max_model_len}; lower it to what a response can hold, such as 8"
         )
+    if num_drafts > MAX_DRAFTS:
+        raise SettingsError(
+            f"num_speculative_tokens={num_drafts} exceeds {MAX_DRAFTS}; lower it, "
+            "16 is plenty"
+        )
+    if spec_config.enable_adaptive_verification:
+        raise SettingsError(
+            "enable_adaptive_verification=true is for drafters with a model; remove "
+            f"it, mrv2_spec.trim does this for method {spec_config.method!r}"
+        )
+    _check_keys_fit(vllm_config.additional_config, spec_config.method)
+    if spec_config.method == "custom_class":
+        _check_custom_module(spec_config.model)
     if spec_config.method in NGRAM_METHODS:
         shortest, longest = spec_config.prompt_lookup_min, spec_config.prompt_lookup_max
         if not 1 <= shortest <= longest:
@@ -114,13 +127,33 @@ def check_settings(vllm_config: Any) -> None:
         _check_memory_file(settings.memory_file, vllm_config)
 
 
+def _check_keys_fit(additional_config: Any, method: str) -> None:
+    given = additional_config.get(KEY, {}) if additional_config else {}
+    for name in given:
+        readers = _KEY_READERS.get(name)
+        if readers is not None and method not in readers:
+            raise SettingsError(
+                f"{KEY}.{name}={given[name]!r} is read by method {readers[0]!r} only; "
+                f"remove it, or use that method in place of {method!r}"
+            )
+
+
+def _check_custom_module(path: str) -> None:
+    module_name = path.rpartition(".")[0]
+    try:
+        found = bool(module_name) and find_spec(module_name) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        raise SettingsError(
+            f"model={path!r} of method 'custom_class' cannot be loaded (no module "
+            f"{module_name!r}); it must be the dotted path of a class, such as "
+            "'my_package.MySpeculator'"
+        )
+
+
 def _check_memory_file(path: str, vllm_config: Any) -> None:
     spec_config = vllm_config.speculative_config
-    if spec_config.method != "suffix":
-        raise SettingsError(
-            f"mrv2_spec.memory_file={path!r} is read by method 'suffix' only; remove "
-            f"it, or use that method in place of {spec_config.method!r}"
-        )
     if spec_config.suffix_decoding_max_cached_requests < 1:
         raise SettingsError(
             f"mrv2_spec.memory_file={path!r} needs a memory, and "
@@ -144,6 +177,15 @@ def _check_cupy() -> None:
         )
 
 
+# Settings that only some methods read.
+_KEY_READERS = {
+    "tie": NGRAM_METHODS,
+    "scoring": ("suffix",),
+    "corpus_tokens": ("suffix",),
+    "memory_file": ("suffix",),
+}
+# The trimmer holds the drafts of many requests in registers.
+MAX_DRAFTS = 128
 # The match length is unrolled in the kernel.
 MAX_PROMPT_LOOKUP = 64
 # A draft's votes are kept in shared memory.
@@ -153,9 +195,17 @@ MAX_TREE_DEPTH = 64
 
 def _wrap_unsupported(original: Callable[[Any], list[str]]) -> Callable[..., list[str]]:
     def _get_v2_model_runner_unsupported_features(self: Any) -> list[str]:
+        import vllm.envs as envs
+
         features = original(self)
         spec_config = self.speculative_config
-        if spec_config is None or spec_config.method not in SERVED_METHODS:
+        # vLLM also picks a runner by this list: where the user did not ask for V2, an
+        # engine that ran on V1 without this plugin goes on to do so.
+        if (
+            not envs.VLLM_USE_V2_MODEL_RUNNER
+            or spec_config is None
+            or spec_config.method not in SERVED_METHODS
+        ):
             return features
         served = f"speculative method '{spec_config.method}'"
         return [feature for feature in features if feature != served]

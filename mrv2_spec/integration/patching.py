@@ -111,6 +111,12 @@ def revert_all() -> None:
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _PatchOnImport)]
 
 
+def is_active() -> bool:
+    """Tell whether any attribute is rebound, or waits for its module."""
+    waiting = any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path)
+    return bool(_applied) or waiting
+
+
 def apply_on_import(module_name: str, patches: Sequence[Patch]) -> None:
     """Apply patches when a module is first imported, or now if it already was.
 
@@ -128,23 +134,37 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
     def __init__(self, module_name: str, patches: Sequence[Patch]) -> None:
         self._module_name = module_name
         self._patches = patches
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._module_name:
+        if fullname != self._module_name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader, self._patches)
+            spec.loader = _PatchingLoader(spec.loader, self)
         return spec
+
+    def patch(self, module: ModuleType) -> None:
+        """Patch the module that was just imported, and look no further.
+
+        Until then this finder stays: a module may be looked for and not imported, or
+        its import may fail and be tried again.
+        """
+        apply(module, self._patches)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 class _PatchingLoader(importlib.abc.Loader):
-    def __init__(self, loader: Any, patches: Sequence[Patch]) -> None:
+    def __init__(self, loader: Any, finder: _PatchOnImport) -> None:
         self._loader = loader
-        self._patches = patches
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
@@ -153,7 +173,7 @@ class _PatchingLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         try:
-            apply(module, self._patches)
+            self._finder.patch(module)
         except PatchError:
             # Whoever imports the module again would get it without its patches.
             revert_all()

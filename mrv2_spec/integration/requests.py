@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mrv2_spec.integration.patching import Patch
-from mrv2_spec.views import NewRequest
+from mrv2_spec.views import CONTRIBUTE_ARG, READ_ARG, NewRequest
 
 _CACHE_SALT = "_mrv2_spec_cache_salt"
 
@@ -21,12 +21,15 @@ def _wrap_from_request(original: Callable[..., Any]) -> Any:
 
 def _wrap_add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_requests(self: Any, scheduler_output: Any) -> Any:
+        from mrv2_spec.suffix import SuffixSpeculator
+
         result = original(self, scheduler_output)
-        add = getattr(self.speculator, "add_requests", None)
         new = scheduler_output.scheduled_new_reqs
-        if add is not None and new:
+        if new and isinstance(self.speculator, SuffixSpeculator):
             slots = self.req_states.req_id_to_index
-            add([_describe(slots[data.req_id], data) for data in new])
+            self.speculator.add_requests(
+                [_describe(slots[data.req_id], data) for data in new]
+            )
         return result
 
     return add_requests
@@ -34,13 +37,18 @@ def _wrap_add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _describe(slot: int, data: Any) -> NewRequest:
     params = data.sampling_params
+    extra_args = dict(params.extra_args or {}) if params is not None else {}
+    if not hasattr(data, _CACHE_SALT):
+        # Made by someone else's scheduler: with its salt unknown, the request must not
+        # meet any other.
+        extra_args |= {READ_ARG: False, CONTRIBUTE_ARG: False}
     return NewRequest(
         slot=slot,
         prompt_len=data.prompt_len,
         prefill_len=len(data.prefill_token_ids),
         adapter=data.lora_request.lora_name if data.lora_request else None,
         cache_salt=getattr(data, _CACHE_SALT, None),
-        extra_args=(params.extra_args or {}) if params is not None else {},
+        extra_args=extra_args,
     )
 
 

@@ -6,6 +6,7 @@ lays out the host's copy of the batch, ``reallocate_drafts`` the device's, and a
 drafting ``record_confidences`` publishes what a later step decides by.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,9 @@ from mrv2_spec.lagged_counts import LaggedCounts
 from mrv2_spec.trimmer import VariableDraftTrimmer
 
 logger = logging.getLogger("vllm.mrv2_spec")
+
+# Where the start-up line finds, on the request states, what was decided here.
+_WHY_NOT_TRIMMED = "_mrv2_spec_why_not_trimmed"
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -179,7 +183,7 @@ class TrimManager:
 
 
 def _spread(budget: int, capacities: Int32Array) -> Int32Array:
-    """Spread a budget over places of given capacity, as evenly as they allow."""
+    """Spread a budget over places of given capacity, about evenly."""
     widths = np.zeros_like(capacities)
     left = budget
     while left > 0:
@@ -226,6 +230,8 @@ def why_not_trimmed(
         return "dual-batch overlap splits the batch by the host's boundaries"
     if vllm_config.model_config.return_sampling_mask:
         return "sampling replay needs fixed widths"
+    if vllm_config.aux_output_config.enabled:
+        return "returned routed experts need the widths on the host"
     for group in (group for groups in attn_groups for group in groups):
         name = group.backend.get_name()
         if name not in DEVICE_QUERY_LEN_BACKENDS:
@@ -254,8 +260,13 @@ def _why_not_captured(vllm_config: Any, attn_groups: Any) -> str | None:
 
 
 def _announce(vllm_config: Any, speculator: Any, why_not: str | None) -> None:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
     spec_config = vllm_config.speculative_config
     describe = getattr(speculator, "describe", None)
+    # Once an engine, not once a rank.
+    if get_tensor_model_parallel_rank() != 0:
+        return
     logger.info(
         "mrv2-spec: method %s (%s%s), k=%d, trimmer %s, V2 runner, async scheduling %s",
         spec_config.method,
@@ -278,7 +289,7 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
         why_not = why_not_trimmed(
             vllm_config, speculator, kwargs["attn_groups"], settings
         )
-        _announce(vllm_config, speculator, why_not)
+        setattr(req_states, _WHY_NOT_TRIMMED, why_not)
         if why_not is not None:
             return None
         return TrimManager(
@@ -310,9 +321,17 @@ def _wrap_graph_mode(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if isinstance(self.adaptive_verification, TrimManager):
-            # Row boundaries are exact on the device only.
-            self.rejection_sampler.enable_adaptive_verification = True
+        speculator = speculator_of(self.req_states)
+        if speculator is None:
+            return result
+        # A trimmed batch's row boundaries are exact on the device only.
+        self.rejection_sampler.enable_adaptive_verification = isinstance(
+            self.adaptive_verification, TrimManager
+        )
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        if not bound.arguments.get("is_profiling", False):
+            why_not = getattr(self.req_states, _WHY_NOT_TRIMMED)
+            _announce(self.vllm_config, speculator, why_not)
         return result
 
     return initialize_kv_cache

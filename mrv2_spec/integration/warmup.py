@@ -8,10 +8,11 @@ from mrv2_spec.integration.patching import Patch
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def warmup_kernels(model_runner: Any, *args: Any, **kwargs: Any) -> Any:
+        from mrv2_spec.speculator import RowSpeculator
+
         result = original(model_runner, *args, **kwargs)
-        reset = getattr(model_runner.speculator, "reset", None)
-        if reset is not None:
-            reset()
+        if isinstance(model_runner.speculator, RowSpeculator):
+            model_runner.speculator.reset()
         return result
 
     return warmup_kernels
