@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -199,3 +200,62 @@ def test_any_capacity_holds_a_stream_of_documents(capacity: int, rng: random.Ran
             )
         assert memory.nbytes() == size
     assert int(memory.state.counters[layout.NEXT_PAGE]) > settings.num_pages
+
+
+@pytest.mark.parametrize("capacity", [1, 23, 24, 25, 1000])
+def test_a_million_tokens_through_any_capacity(capacity: int, rng: random.Random):
+    """Documents of 1 to 3000 tokens: bytes stay, only the newest tokens are found."""
+    settings = replace(
+        settings_for(
+            "learned",
+            num_speculative_tokens=8,
+            max_model_len=4096,
+            corpus_tokens=capacity,
+            max_cached_requests=10000,
+        ),
+        max_new_tokens=3000,
+    )
+    memory = SuffixMemory(settings, 2, torch.device("cpu"))
+    size = memory.nbytes()
+    rows = torch.zeros(2, 4096, dtype=torch.int32)
+    ints = torch.zeros(2, dtype=torch.int32)
+    one = torch.ones(1, dtype=torch.int32)
+    given = torch.empty(0, dtype=torch.int32)
+    total = documents = 0
+    while total < 10**6:
+        length = rng.choice([1, 2, 3000, rng.randint(1, 3000)])
+        seed = torch.Generator().manual_seed(rng.getrandbits(31))
+        document = torch.randint(5, (length,), dtype=torch.int32, generator=seed)
+        memory.add_request(0, OPEN)
+        rows[0, :length] = document
+        lengths = torch.tensor([length, 0], dtype=torch.int32)
+        memory.update(rows, torch.tensor([0]), lengths, ints, one)
+        given = torch.cat((given, document))[-capacity:]
+        total += length
+        documents += 1
+        assert memory.nbytes() == size
+        if documents % 40:
+            continue
+        # A stranger's drafts continue what is among the newest tokens.
+        tail = given[: max(1, len(given) // 2)][-20:]
+        memory.add_request(1, RequestAccess(contribute=False))
+        rows[1, : len(tail)] = tail
+        lengths = torch.tensor([length, len(tail)], dtype=torch.int32)
+        drafts = torch.zeros(1, 8, dtype=torch.int64)
+        num_drafts = torch.zeros(2, dtype=torch.int32)
+        inputs = (rows, torch.tensor([1]), lengths, ints, one)
+        memory.update(*inputs)
+        memory.draft(*inputs, drafts, num_drafts, torch.zeros(1, 8), num_steps=8)
+        seen = set(given.tolist()) | set(tail.tolist())
+        assert set(drafts[0, : num_drafts[1]].tolist()) <= seen
+        live = memory.state.pages[:, layout.PAGE_SEQ] >= 0
+        kept = memory.state.pages[live]
+        assert int(kept[:, layout.PAGE_LEN].sum()) <= capacity
+        text = given.tolist()
+        for page in kept.tolist():
+            index = page[layout.PAGE_SEQ] % settings.num_pages
+            tokens = memory.state.tokens[index, : page[layout.PAGE_LEN]].tolist()
+            assert any(
+                text[i : i + len(tokens)] == tokens
+                for i in range(len(text) - len(tokens) + 1)
+            )
