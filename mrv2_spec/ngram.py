@@ -5,7 +5,6 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.states import RequestState
 
 from mrv2_spec.kernels.propose_ngram import propose_ngram
-from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.speculator import RowSpeculator
 from mrv2_spec.views import StepInputs
 
@@ -62,11 +61,6 @@ class NgramSpeculator(RowSpeculator):
         self._confidence_table = confidence_table(
             self.max_n, self.num_speculative_steps
         ).to(device)
-        self._placeholder_ids = torch.tensor(
-            find_placeholder_ids(vllm_config.model_config.hf_config),
-            dtype=torch.int32,
-            device=device,
-        )
         self.warm_up()
 
     def describe(self) -> str:
@@ -83,7 +77,7 @@ class NgramSpeculator(RowSpeculator):
             step.idx_mapping,
             step.rows.total_len,
             step.num_sampled,
-            self._placeholder_ids,
+            self.placeholder_ids,
             self._confidence_table,
             self._best,
             self._arrivals,

@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from mrv2_spec.config import Settings, parse_settings
 from mrv2_spec.counters import DraftCounters
+from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.views import StepInputs, TokenRows
 
 
@@ -55,6 +56,12 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         )
         self.num_valid_drafts_for_trim = torch.zeros(
             req_states.max_num_reqs, dtype=torch.int32, device=device
+        )
+        # [any] int32, tokens that stand for embeddings: never drafted.
+        self.placeholder_ids = torch.tensor(
+            find_placeholder_ids(vllm_config.model_config.hf_config),
+            dtype=torch.int32,
+            device=device,
         )
         self.counters = DraftCounters(req_states.max_num_reqs, device)
         # [num_reqs] int32 of the step in progress, set by the grammar hook.

@@ -17,7 +17,6 @@ from mrv2_spec.corpus.namespaces import Namespace
 from mrv2_spec.corpus.saved import SavedMemory
 from mrv2_spec.kernels.suffix_counts import CountRules
 from mrv2_spec.kernels.suffix_state import SuffixSettings
-from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.speculator import RowSpeculator
 from mrv2_spec.suffix_memory import RequestAccess, SuffixMemory, settings_for
 from mrv2_spec.views import (
@@ -73,11 +72,6 @@ class SuffixSpeculator(RowSpeculator):
             ),
         )
         self._begin_memory()
-        self._placeholder_ids = torch.tensor(
-            find_placeholder_ids(vllm_config.model_config.hf_config),
-            dtype=torch.int32,
-            device=device,
-        )
         self.warm_up()
 
     def describe(self) -> str:
@@ -173,7 +167,7 @@ class SuffixSpeculator(RowSpeculator):
             self.num_valid_drafts_for_trim,
             self.draft_token_confidence_probs,
             num_steps=step.num_speculative_tokens,
-            placeholder_ids=self._placeholder_ids,
+            placeholder_ids=self.placeholder_ids,
         )
 
 

@@ -28,7 +28,8 @@ from mrv2_spec.integration import (
     verification,
 )
 from mrv2_spec.integration.patching import Patch, PatchError
-from mrv2_spec.ngram import NgramSpeculator, confidence_table, find_placeholder_ids
+from mrv2_spec.ngram import NgramSpeculator, confidence_table
+from mrv2_spec.placeholders import find_placeholder_ids
 
 
 def all_patches() -> list[tuple[str, Patch]]:
