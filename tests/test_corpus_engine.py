@@ -174,7 +174,7 @@ def run_engines(model: str, folder: Path) -> dict[str, Any]:
             disable_log_stats=True,
             enable_prefix_caching=False,
             speculative_config=speculative,
-            additional_config={"mrv2_spec": {"corpus_tokens": 8192, **settings}},
+            additional_config={"mrv2_spec": settings},
         )
 
     def ask(llm: Any, salt: str | None, params: Any = params) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def run_engines(model: str, folder: Path) -> dict[str, Any]:
             return str(refusal)
         return "no error"
 
-    llm = start(SUFFIX)
+    llm = start(SUFFIX, corpus_tokens=8192)
     found["save nothing"] = error(save_memory, llm, folder / "none.bin")
     found["cold stranger"] = ask(llm, "the salt of tenant b", stranger)
     found["cold"] = ask(llm, SALT)
@@ -216,7 +216,7 @@ def run_engines(model: str, folder: Path) -> dict[str, Any]:
     del llm
     gc.collect()
 
-    llm = start(SUFFIX, memory_file=str(folder / "a.bin"))
+    llm = start(SUFFIX, corpus_tokens=8192, memory_file=str(folder / "a.bin"))
     save_memory(llm, folder / "again.bin")
     found["stranger"] = ask(llm, "the salt of tenant b", stranger)
     found["no salt"] = ask(llm, None)
