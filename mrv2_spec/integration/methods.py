@@ -95,36 +95,44 @@ def check_settings(vllm_config: Any) -> None:
     if spec_config.method == "custom_class":
         _check_custom_module(spec_config.model)
     if spec_config.method in NGRAM_METHODS:
-        shortest, longest = spec_config.prompt_lookup_min, spec_config.prompt_lookup_max
-        if not 1 <= shortest <= longest:
-            raise SettingsError(
-                f"prompt_lookup_min={shortest} and prompt_lookup_max={longest} must "
-                "satisfy 1 <= min <= max"
-            )
-        if longest > MAX_PROMPT_LOOKUP:
-            raise SettingsError(
-                f"prompt_lookup_max={longest} exceeds {MAX_PROMPT_LOOKUP}; longer "
-                "matches find nothing that shorter ones do not"
-            )
-    if spec_config.method == "suffix" and num_drafts > MAX_SUFFIX_DRAFTS:
-        raise SettingsError(
-            f"num_speculative_tokens={num_drafts} exceeds {MAX_SUFFIX_DRAFTS}, the "
-            "most that method 'suffix' drafts; lower it"
-        )
+        _check_ngram(spec_config)
     if spec_config.method == "suffix":
-        depth = spec_config.suffix_decoding_max_tree_depth
-        if depth > MAX_TREE_DEPTH:
-            raise SettingsError(
-                f"suffix_decoding_max_tree_depth={depth} exceeds {MAX_TREE_DEPTH}; "
-                "lower it"
-            )
-        _check_cupy()
+        _check_suffix(spec_config)
     if getattr(vllm_config, "watermark_config", None) is not None:
         raise SettingsError(
             f"method {spec_config.method!r} does not support watermarking; remove one"
         )
     if settings.memory_file is not None:
         _check_memory_file(settings.memory_file, vllm_config)
+
+
+def _check_ngram(spec_config: Any) -> None:
+    shortest, longest = spec_config.prompt_lookup_min, spec_config.prompt_lookup_max
+    if not 1 <= shortest <= longest:
+        raise SettingsError(
+            f"prompt_lookup_min={shortest} and prompt_lookup_max={longest} must "
+            "satisfy 1 <= min <= max"
+        )
+    if longest > MAX_PROMPT_LOOKUP:
+        raise SettingsError(
+            f"prompt_lookup_max={longest} exceeds {MAX_PROMPT_LOOKUP}; longer "
+            "matches find nothing that shorter ones do not"
+        )
+
+
+def _check_suffix(spec_config: Any) -> None:
+    num_drafts = spec_config.num_speculative_tokens
+    if num_drafts > MAX_SUFFIX_DRAFTS:
+        raise SettingsError(
+            f"num_speculative_tokens={num_drafts} exceeds {MAX_SUFFIX_DRAFTS}, the "
+            "most that method 'suffix' drafts; lower it"
+        )
+    depth = spec_config.suffix_decoding_max_tree_depth
+    if depth > MAX_TREE_DEPTH:
+        raise SettingsError(
+            f"suffix_decoding_max_tree_depth={depth} exceeds {MAX_TREE_DEPTH}; lower it"
+        )
+    _check_cupy()
 
 
 def _check_keys_fit(additional_config: Any, method: str) -> None:
