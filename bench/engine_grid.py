@@ -1,0 +1,189 @@
+"""Every drafter on both runners, in a real engine, on recorded texts.
+
+    python bench/engine_grid.py run --arms ngram:16,suffix:16,v2-none [options]
+    python bench/engine_grid.py points --arms ngram:16,v2-none [options]
+
+An 8B-shaped model with dummy weights is made to say recorded texts, so that its compute
+is real and acceptance is that of the text; every output is compared with its text.
+Engines of a wave (``--at-once``) start side by side and are measured one at a time.
+Each point is one line of ``engine_grid.jsonl``; a point that is there with the same
+``--run-id`` and commit is not measured again. With ``--tiny`` a small model runs on the
+CPU.
+"""
+
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from grid import record
+from grid.arms import Arm, parse_arms
+from grid.orchestrate import Orchestrator, Outcome, Settings
+from grid.plan import CONCURRENCIES, ORDER, guess_seconds, make_points
+from grid.shapes import LLAMA_8B, TINY
+from grid.workloads import NAMES, DataMissing, make_plan
+from harness import RESULTS, machine
+from rich.progress import Progress
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+ALL_ARMS = (
+    "v2-none,v1-none,ngram:5,ngram:16,suffix:5,suffix:16,v2-intree-ngram:5,"
+    "v1-ngram-gpu:5,v1-suffix:16,v2-oracle:16,v1-suffix:5,v2-oracle:5,"
+    "ngram-untrimmed:5,suffix-untrimmed:5,v2-intree-ngram:16,v1-ngram-gpu:16,"
+    "ngram-untrimmed:16,suffix-untrimmed:16"
+)
+
+ALL_WORKLOADS = ",".join(ORDER)
+ALL_C = ",".join(map(str, CONCURRENCIES))
+
+Arms = Annotated[str, typer.Option(help="NAME:K or NAME, in order, with commas")]
+Workloads = Annotated[str, typer.Option(help=f"of {', '.join(NAMES)}")]
+Concurrencies = Annotated[str, typer.Option("--c", help="requests at a time")]
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise typer.BadParameter(
+            f"unknown workload {', '.join(unknown)}: one of {', '.join(NAMES)}"
+        )
+    return names
+
+
+def _numbers(text: str, most: int) -> list[int]:
+    numbers = [int(number) for number in text.split(",") if number.strip().isdigit()]
+    if len(numbers) != len(text.split(",")) or not all(0 < n <= most for n in numbers):
+        raise typer.BadParameter(f"--c {text}: whole numbers from 1 to {most}")
+    return numbers
+
+
+def _arms(text: str) -> list[Arm]:
+    try:
+        return parse_arms(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _present(arms: list[Arm], on_cpu: bool) -> list[Arm]:
+    """Return the arms that can run here; name the others."""
+    present = []
+    for arm in arms:
+        why_not = arm.why_not_here(on_cpu)
+        if why_not is None:
+            present.append(arm)
+        else:
+            print(f"left out {arm.label}: {why_not}", flush=True)
+    return present
+
+
+def _with_data(names: list[str]) -> list[str]:
+    """Return the workloads whose files are here; name the others."""
+    present = []
+    for name in names:
+        try:
+            make_plan(name, 1, LLAMA_8B.vocab_size)
+        except DataMissing as error:
+            print(f"left out {name}: {error}", flush=True)
+        else:
+            present.append(name)
+    return present
+
+
+@app.command()
+def run(
+    arms: Arms = ALL_ARMS,
+    workloads: Workloads = ALL_WORKLOADS,
+    c: Concurrencies = ALL_C,
+    time_limit: Annotated[float, typer.Option(help="seconds for all of it")] = 3600.0,
+    at_once: Annotated[int, typer.Option(min=1, max=4)] = 2,
+    kv_gib: Annotated[float, typer.Option(help="KV cache of each engine")] = 22.0,
+    length: Annotated[int, typer.Option(help="output tokens; 0: each own")] = 0,
+    out: Annotated[Path, typer.Option(help="folder of the record")] = RESULTS,
+    logs: Annotated[Path | None, typer.Option(help="folder of the logs")] = None,
+    work: Annotated[Path | None, typer.Option(help="folder of vLLM's caches")] = None,
+    run_id: Annotated[str | None, typer.Option(help="of a run to resume")] = None,
+    commit: Annotated[str | None, typer.Option()] = None,
+    tiny: Annotated[bool, typer.Option(help="a small model on the CPU")] = False,
+) -> None:
+    """Measure points and append them to the record."""
+    import torch
+
+    shape = TINY if tiny else LLAMA_8B
+    if not tiny and not torch.cuda.is_available():
+        print("left out everything: no GPU here (--tiny runs on the CPU)")
+        raise typer.Exit(0)
+    points = make_points(
+        _with_data(_names(workloads)), _numbers(c, shape.engine["max_num_seqs"])
+    )
+    chosen = _present(_arms(arms), on_cpu=tiny)
+    work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
+    settings = Settings(
+        shape=shape,
+        path=out / record.NAME,
+        logs=logs or work / "logs",
+        work=work,
+        kv_gib=kv_gib,
+        at_once=at_once,
+        length=length,
+        time_limit=time_limit,
+        run_id=run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        machine=machine(commit),
+        say=lambda text: print(text, flush=True),
+        progress=lambda done, total: None,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print(
+        f"run {settings.run_id}: {len(chosen)} arms x {len(points)} points", flush=True
+    )
+    if sys.stdout.isatty():
+        with Progress() as bar:
+            task = bar.add_task("points", total=None)
+            settings.say = bar.console.print
+            settings.progress = lambda done, total: bar.update(
+                task, completed=done, total=total
+            )
+            outcome = Orchestrator(chosen, points, settings).run()
+    else:
+        outcome = Orchestrator(chosen, points, settings).run()
+    _report(outcome, settings)
+
+
+def _report(outcome: Outcome, settings: Settings) -> None:
+    print(
+        f"{len(outcome.measured)} points in {settings.path}, "
+        f"{len(outcome.skipped)} were there, {len(outcome.dropped)} dropped"
+    )
+    for name in outcome.dropped:
+        print(f"dropped: {name}")
+    for text in outcome.failures:
+        print(f"FAILED: {text}")
+    for text in outcome.mismatches:
+        print(f"MISMATCH: {text}")
+    sys.stdout.flush()
+    if outcome.failures or outcome.mismatches:
+        raise typer.Exit(1)
+
+
+@app.command("points")
+def show_points(
+    arms: Arms = ALL_ARMS,
+    workloads: Workloads = ALL_WORKLOADS,
+    c: Concurrencies = ALL_C,
+) -> None:
+    """Show what a run would take, by guesses made before any measurement."""
+    points = make_points(_names(workloads), _numbers(c, 256))
+    for arm in _arms(arms):
+        seconds = [guess_seconds(arm, point) for point in points]
+        print(f"{arm.label:22s}{len(points):4d} points {sum(seconds):7.0f} s")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    app()

@@ -1,0 +1,192 @@
+"""From what each engine step brought to the figures of a point. Pure functions."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+# Steps of each stage of `shift` that are left out: drafters are still learning.
+LEARNING_STEPS = 200
+
+
+@dataclass(slots=True)
+class Round:
+    """One round's steps, as the engine's process timed them.
+
+    Attributes:
+        released: when the requests, all queued, were let go (``time.monotonic``).
+        steps: each step's time and, by request, its new tokens.
+        num_drafts: requests of all steps that had a draft scheduled, of vLLM's metrics.
+        draft_tokens: drafts scheduled.
+        accepted_tokens: drafts accepted.
+    """
+
+    released: float
+    steps: list[tuple[float, dict[int, int]]] = field(default_factory=list)
+    num_drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """What a round amounts to.
+
+    Attributes:
+        tpot_ms: each request's, first to last token.
+        tokens: output tokens.
+        seconds: from release to the last token.
+        together: whether all requests got their first token in the same step, so that
+            no prefill falls between their tokens.
+        decode_tokens: tokens after each request's first.
+        decode_rounds: steps of a request that brought those.
+    """
+
+    tpot_ms: list[float]
+    tokens: int
+    seconds: float
+    together: bool
+    decode_tokens: int
+    decode_rounds: int
+
+
+def round_figures(one: Round) -> RoundFigures:
+    """Sum a round up."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    rounds = dict[int, int]()
+    decode_tokens = 0
+    for time, new in one.steps:
+        for request, number in new.items():
+            if request in first:
+                rounds[request] = rounds.get(request, 0) + 1
+                decode_tokens += number
+            first.setdefault(request, time)
+            last[request] = time
+            tokens[request] = tokens.get(request, 0) + number
+    tpot = [
+        (last[request] - first[request]) / (number - 1) * 1000
+        for request, number in sorted(tokens.items())
+        if number > 1
+    ]
+    return RoundFigures(
+        tpot_ms=tpot,
+        tokens=sum(tokens.values()),
+        seconds=max(last.values()) - one.released,
+        together=len(set(first.values())) == 1,
+        decode_tokens=decode_tokens,
+        decode_rounds=sum(rounds.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a point: its rounds, and the counters that grew meanwhile."""
+
+    cold: bool
+    rounds: list[RoundFigures]
+    counters: dict[str, int]
+
+    @property
+    def together(self) -> bool:
+        """Whether every round's requests decoded together."""
+        return all(one.together for one in self.rounds)
+
+    @property
+    def tpot_ms(self) -> float:
+        """The mean over all requests."""
+        return fmean(value for one in self.rounds for value in one.tpot_ms)
+
+
+def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[str, Any]:
+    """Return the figures of a point.
+
+    TPOT comes from the runs whose requests decode together: the first run finds no
+    prefix cache, and where its prompts do not fit one step, prefills fall between the
+    tokens of those that came first. Throughput with prefill comes from that first run.
+
+    Args:
+        runs: all runs of the point, one of them cold.
+        prefill_between: take runs with prefills in between too.
+
+    Raises:
+        ValueError: no run can be timed.
+    """
+    timed = [run for run in runs if run.together or prefill_between]
+    if not timed:
+        raise ValueError("in no run did all requests get their first token together")
+    means = [run.tpot_ms for run in timed]
+    every = [v for run in timed for one in run.rounds for v in one.tpot_ms]
+    cold = next(run for run in runs if run.cold)
+    rounds = _sum(one.decode_rounds for run in timed for one in run.rounds)
+    tokens = _sum(one.decode_tokens for run in timed for one in run.rounds)
+    return {
+        "tpot_ms": fmean(means),
+        "tpot_spread": (max(means) - min(means)) / fmean(means),
+        "tpot_p99_ms": float(np.percentile(every, 99)),
+        "repeats": len(timed),
+        "tok_s": _sum(one.tokens for one in cold.rounds)
+        / sum(one.seconds for one in cold.rounds),
+        "tokens_per_step": tokens / rounds,
+        "output_tokens": _sum(one.tokens for one in cold.rounds),
+        "together_cold": cold.together,
+        **_counter_figures([run.counters for run in timed], rounds),
+    }
+
+
+def _sum(values: Iterable[int]) -> int:
+    return sum(values)
+
+
+def _counter_figures(counters: Sequence[dict[str, int]], rounds: int) -> dict[str, Any]:
+    """Drafts: ours by our counters, else by vLLM's, which count fillers as drafts."""
+    total = {name: sum(c.get(name, 0) for c in counters) for name in counters[0]}
+    figures: dict[str, Any] = dict.fromkeys(
+        ("coverage", "drafted", "accepted", "fillers", "proposed")
+    )
+    if "verified" in total:
+        figures["drafted"] = total["verified"]
+        figures["coverage"] = (
+            total["rounds_with_draft"] / total["rounds"] if total["rounds"] else 0.0
+        )
+        for name in ("accepted", "fillers", "proposed"):
+            figures[name] = total[name]
+    elif "draft_tokens" in total:
+        figures["drafted"] = total["draft_tokens"]
+        figures["accepted"] = total["accepted_tokens"]
+        if total.get("drafts_are_real"):
+            figures["coverage"] = total["num_drafts"] / rounds
+    return figures
+
+
+def stage_tpot_ms(stage: Sequence[Round], concurrency: int) -> float | None:
+    """Return a stage's TPOT after its first 200 steps, or None if it is shorter.
+
+    Only steps count that bring tokens to all requests of a round, and whose previous
+    step did too: no prefill, no round that runs out.
+    """
+    seconds, tokens, seen = 0.0, 0, 0
+    for one in stage:
+        previous: float | None = None
+        for time, new in one.steps:
+            seen += 1
+            full = len(new) == concurrency
+            if full and previous is not None and seen > LEARNING_STEPS:
+                seconds += time - previous
+                tokens += sum(new.values())
+            previous = time if full else None
+    return seconds * 1000 / (tokens / concurrency) if tokens else None
+
+
+def encode_run(run: Run) -> dict[str, Any]:
+    """Return a run as JSON takes it."""
+    return asdict(run)
+
+
+def decode_run(text: dict[str, Any]) -> Run:
+    """Return the run that was encoded."""
+    rounds = [RoundFigures(**one) for one in text["rounds"]]
+    return Run(text["cold"], rounds, text["counters"])

@@ -1,0 +1,254 @@
+"""Starts engines in waves and takes their points, one engine at a time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from grid import record
+from grid.arms import Arm
+from grid.child import Child, EngineFailed
+from grid.measure import decode_run, point_figures
+from grid.plan import START_SECONDS, Estimator, Point, make_waves
+from grid.shapes import Shape, write_model
+from grid.workloads import SEED, SHIFT
+
+START_LIMIT_SECONDS = 420.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run's points."""
+
+    measured: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a run is told beside its arms and points."""
+
+    shape: Shape
+    path: Path
+    logs: Path
+    work: Path
+    kv_gib: float
+    at_once: int
+    length: int
+    time_limit: float
+    run_id: str
+    machine: dict[str, Any]
+    say: Callable[[str], None]
+    progress: Callable[[int, int], None]
+
+
+class Orchestrator:
+    """One run over arms and points.
+
+    Args:
+        arms: in order; those of a wave are up together.
+        points: in order of importance.
+        settings: everything else.
+    """
+
+    def __init__(
+        self, arms: list[Arm], points: list[Point], settings: Settings
+    ) -> None:
+        self._waves = make_waves(arms, settings.at_once)
+        self._points = points
+        self._settings = settings
+        self._estimator = Estimator(settings.shape.slowness)
+        self._starts = [START_SECONDS if settings.shape.name != "tiny" else 20.0]
+        self._begun = time.monotonic()
+        self._total = len(arms) * len(points)
+        self._done = {record.key(line): line for line in record.read(settings.path)}
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Take all points that fit the time."""
+        for number, wave in enumerate(self._waves):
+            self._run_wave(wave, len(self._waves) - number)
+        return self.outcome
+
+    def _left(self) -> float:
+        return self._settings.time_limit - (time.monotonic() - self._begun)
+
+    def _run_wave(self, wave: list[Arm], waves_left: int) -> None:
+        wanted = {
+            arm: [p for p in self._points if self._wanted(arm, p)] for arm in wave
+        }
+        wave = [arm for arm in wave if wanted[arm]]
+        if not wave:
+            return
+        start = fmean(self._starts)
+        share = (self._left() - waves_left * start) / waves_left
+        if share <= 0:
+            for arm in wave:
+                self._drop(arm, wanted[arm], "no time to start its engine")
+            return
+        children = self._start(wave)
+        # What the start took beyond its estimate, the wave has to bear.
+        end = time.monotonic() + min(
+            share, self._left() - (waves_left - 1) * fmean(self._starts)
+        )
+        try:
+            for point in self._points:
+                for arm in wave:
+                    if arm in children and point in wanted[arm]:
+                        self._take(children, arm, point, end)
+        finally:
+            for child in children.values():
+                child.stop()
+
+    def _wanted(self, arm: Arm, point: Point) -> bool:
+        key = record.key({**self._identity(arm, point), **self._settings.machine})
+        if key not in self._done:
+            return True
+        self.outcome.skipped.append(f"{arm.label} {point}")
+        return False
+
+    def _identity(self, arm: Arm, point: Point) -> dict[str, Any]:
+        return {
+            "run_id": self._settings.run_id,
+            "arm": arm.name,
+            "k": arm.k,
+            "c": point.c,
+            "workload": point.workload,
+        }
+
+    def _start(self, wave: list[Arm]) -> dict[Arm, Child]:
+        settings = self._settings
+        model = write_model(settings.shape, settings.work)
+        names = ", ".join(arm.label for arm in wave)
+        settings.say(f"starting {names} ({self._left():.0f} s left)")
+        begun = time.monotonic()
+        children = {
+            arm: Child(
+                arm,
+                settings.shape,
+                model,
+                kv_gib=settings.kv_gib,
+                cache=settings.work / "cache",
+                log=settings.logs / f"{arm.label.replace(':', '-k')}.log",
+            )
+            for arm in wave
+        }
+        for arm in wave:
+            left = START_LIMIT_SECONDS - (time.monotonic() - begun)
+            try:
+                seconds = children[arm].wait_until_ready(max(left, 1.0))
+            except EngineFailed as error:
+                self._fail(children, arm, f"{arm.label} did not start: {error}")
+                continue
+            described = children[arm].described
+            settings.say(f"  {arm.label} is up after {seconds:.0f} s: {described}")
+        self._starts.append(time.monotonic() - begun)
+        if len(self._starts) == 2:
+            del self._starts[0]  # it was a guess
+        return children
+
+    def _take(
+        self, children: dict[Arm, Child], arm: Arm, point: Point, end: float
+    ) -> None:
+        if self._copy_of_agentic(arm, point):
+            return
+        expected = self._estimator.seconds(arm, point)
+        left = end - time.monotonic()
+        if expected > left:
+            self._drop(arm, [point], f"{expected:.0f} s expected, {left:.0f} s left")
+            return
+        settings = self._settings
+        begun = time.monotonic()
+        try:
+            answer = children[arm].measure(
+                point.workload, point.c, settings.length, max(30.0, 4 * expected)
+            )
+        except EngineFailed as error:
+            self._fail(children, arm, f"{arm.label} {point}: {error}")
+            return
+        if "mismatch" in answer:
+            text = f"{arm.label} {point}: {answer['mismatch']}"
+            self.outcome.mismatches.append(text)
+            settings.say(f"MISMATCH {text}; not recorded, this engine is given up")
+            children.pop(arm).stop()
+            return
+        seconds = time.monotonic() - begun
+        self._estimator.note(arm, point, seconds)
+        try:
+            figures = _figures(answer, point)
+        except ValueError as error:
+            text = f"{arm.label} {point}: not recorded, {error}"
+            self.outcome.failures.append(text)
+            settings.say(text)
+            return
+        self._record(arm, point, figures)
+        steps = f"{figures['tokens_per_step']:.2f} tokens a step"
+        settings.say(
+            f"{arm.label} {point}: TPOT {figures['tpot_ms']:.3f} ms "
+            f"(spread {figures['tpot_spread']:.1%}), {steps}, "
+            f"{figures['tok_s']:.0f} tok/s; {seconds:.1f} s, {self._left():.0f} s left"
+        )
+        settings.progress(len(self.outcome.measured), self._total)
+
+    def _copy_of_agentic(self, arm: Arm, point: Point) -> bool:
+        """Without a memory there is no warm and no cold: one measurement is both."""
+        if point.workload != "agentic-cold" or arm.kind.memory:
+            return False
+        same = self._identity(arm, Point("agentic", point.c))
+        found = self._done.get(record.key({**same, **self._settings.machine}))
+        if found is None:
+            return False
+        line = {**found, "workload": point.workload, "measured_as": "agentic"}
+        self._write(arm, point, line)
+        return True
+
+    def _record(self, arm: Arm, point: Point, figures: dict[str, Any]) -> None:
+        line = {
+            **self._identity(arm, point),
+            "runner": arm.kind.runner,
+            "method": arm.kind.method,
+            "trimmed": arm.kind.trimmed,
+            **figures,
+            "seed": SEED,
+            "model": self._settings.shape.name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **self._settings.machine,
+        }
+        self._write(arm, point, line)
+
+    def _write(self, arm: Arm, point: Point, line: dict[str, Any]) -> None:
+        record.append(self._settings.path, line)
+        self._done[record.key(line)] = line
+        self.outcome.measured.append(f"{arm.label} {point}")
+
+    def _drop(self, arm: Arm, points: list[Point], why: str) -> None:
+        for point in points:
+            self.outcome.dropped.append(f"{arm.label} {point}")
+        names = ", ".join(map(str, points))
+        self._settings.say(f"dropped {arm.label} {names}: {why}")
+
+    def _fail(self, children: dict[Arm, Child], arm: Arm, text: str) -> None:
+        self.outcome.failures.append(text)
+        self._settings.say(f"FAILED {text}")
+        children.pop(arm).stop()
+
+
+def _figures(answer: dict[str, Any], point: Point) -> dict[str, Any]:
+    runs = [decode_run(run) for run in answer["runs"]]
+    stages = answer["stage_tpot_ms"]
+    if point.workload != SHIFT:
+        return point_figures(runs)
+    if None in stages:
+        raise ValueError("a stage is too short to be timed after its first 200 steps")
+    return {
+        **point_figures(runs, prefill_between=True),
+        "tpot_ms": fmean(stages),
+        "tpot_spread": 0.0,
+        "tpot_p99_ms": None,
+        "stage_tpot_ms": stages,
+    }

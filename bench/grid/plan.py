@@ -1,0 +1,102 @@
+"""Which points a run takes, in which order, and what they are expected to cost."""
+
+from dataclasses import dataclass
+
+from grid.arms import Arm
+from grid.workloads import SHIFT, SHIFT_STAGES, WORKLOADS, num_rounds
+
+# Most telling first: what does not fit the time is dropped from the end.
+CONCURRENCIES = (1, 64, 256, 16, 4, 128, 192)
+ORDER = (
+    "low",
+    "high",
+    "low-smollm2",
+    "mid",
+    "agentic",
+    "low-smollm2-noloop",
+    "agentic-cold",
+)
+# Guesses for time planning alone, until points of the engine were measured: tokens a
+# step and prompt tokens, by workload.
+_GUESS = {
+    "low": (1.3, 320),
+    "high": (6.0, 440),
+    "low-smollm2": (1.8, 340),
+    "low-smollm2-noloop": (1.6, 340),
+    "mid": (6.0, 160),
+    "agentic": (1.5, 50),
+    "agentic-cold": (1.5, 50),
+}
+_STEP_MS = 5.0
+_ROW_MS = 0.023
+_PREFILL_TOKEN_MS = 0.03
+_RUNS = 2.5
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One figure to take of an engine."""
+
+    workload: str
+    c: int
+
+    def __str__(self) -> str:
+        """Return the point as progress lines name it."""
+        return f"{self.workload} c={self.c}"
+
+
+def make_points(workloads: list[str], concurrencies: list[int]) -> list[Point]:
+    """Return the points in order of importance."""
+    return [Point(workload, c) for c in concurrencies for workload in workloads]
+
+
+def guess_seconds(arm: Arm, point: Point) -> float:
+    """Guess what a point takes on the 8B shape, before anything was measured."""
+    if point.workload == SHIFT:
+        return sum(
+            rounds * _run_seconds(arm, Point(name, point.c)) / num_rounds(point.c)
+            for name, rounds in SHIFT_STAGES
+        )
+    return _RUNS * _run_seconds(arm, point)
+
+
+def _run_seconds(arm: Arm, point: Point) -> float:
+    tokens_per_step, prompt = _GUESS[point.workload]
+    length = WORKLOADS[point.workload][1]
+    rows = point.c
+    if arm.k and not arm.kind.trimmed and arm.name != "v1-suffix":
+        rows *= arm.k + 1
+    steps = length / (tokens_per_step if arm.k else 1.0)
+    decode = steps * (_STEP_MS + rows * _ROW_MS)
+    prefill = point.c * prompt * _PREFILL_TOKEN_MS
+    return num_rounds(point.c) * (decode + prefill) / 1000 + 0.3
+
+
+class Estimator:
+    """Corrects the guesses by what each arm's points took.
+
+    Args:
+        slowness: of the shape, until points were measured.
+    """
+
+    def __init__(self, slowness: float) -> None:
+        self._slowness = slowness
+        self._taken: dict[Arm, tuple[float, float]] = {}
+
+    def note(self, arm: Arm, point: Point, seconds: float) -> None:
+        """Take in what a point took."""
+        guessed, taken = self._taken.get(arm, (0.0, 0.0))
+        # Later points weigh more: they are larger, as those to come.
+        guessed = guessed / 2 + guess_seconds(arm, point)
+        self._taken[arm] = (guessed, taken / 2 + seconds)
+
+    def seconds(self, arm: Arm, point: Point) -> float:
+        """Return what a point is expected to take."""
+        guessed, taken = self._taken.get(arm, (1.0, self._slowness))
+        return guess_seconds(arm, point) * taken / guessed
+
+
+def make_waves(arms: list[Arm], at_once: int) -> list[list[Arm]]:
+    """Return the arms in groups whose engines are up at the same time."""
+    return [arms[i : i + at_once] for i in range(0, len(arms), at_once)]

@@ -1,0 +1,133 @@
+"""One arm in a process of its own: ``python -m grid.serve FD``.
+
+Reads JSON lines from standard input, the first one says what to start (``arm``, ``k``,
+``shape``, ``model``, ``kv_gib``), each further one is a point to measure
+(``workload``, ``c``, ``length``, ``short``). Answers each with one JSON line on the
+file descriptor FD. What vLLM logs goes to standard output and error.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from grid.arms import Arm
+from grid.engine import GridEngine, Mismatch
+from grid.measure import Round, Run, encode_run, round_figures, stage_tpot_ms
+from grid.shapes import SHAPES
+from grid.workloads import SHIFT, Plan, make_plan
+
+# A run of a point that is shorter is repeated once more.
+SHORT_SECONDS = 3.0
+WARM_UP_TOKENS = 24
+
+
+def measure(
+    engine: GridEngine, plan: Plan, concurrency: int, shift: bool
+) -> dict[str, Any]:
+    """Measure a point: the first run without prefix caches, then with them."""
+    runs: list[Run] = []
+    stages: list[float | None] | None = None
+    started = time.monotonic()
+    # Once for `shift`: it is long, and about what happens within one run.
+    repeats = 1 if shift else 3
+    while len(runs) < repeats:
+        if runs:
+            engine.forget_replies()
+        else:
+            engine.forget()
+        for lesson in plan.warm:
+            for at in range(0, len(lesson), engine.max_num_seqs):
+                engine.round(lesson[at : at + engine.max_num_seqs])
+        before = engine.counters()
+        begun = time.monotonic()
+        stage_rounds = [
+            [engine.round(items) for items in stage] for stage in plan.stages
+        ]
+        seconds = time.monotonic() - begun
+        rounds = [one for stage in stage_rounds for one in stage]
+        counters = _counters(engine, rounds, before)
+        figures = [round_figures(one) for one in rounds]
+        runs.append(Run(not runs, figures, counters))
+        if shift:
+            stages = [stage_tpot_ms(stage, concurrency) for stage in stage_rounds]
+        elif len(runs) == 1:
+            # At least two runs that can be timed, three where they are short.
+            short = seconds < SHORT_SECONDS
+            repeats = (2 if runs[0].together else 3) + (1 if short else 0)
+            repeats = min(repeats, 3)
+    return {
+        "runs": [encode_run(run) for run in runs],
+        "stage_tpot_ms": stages,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _counters(
+    engine: GridEngine, rounds: list[Round], before: dict[str, int]
+) -> dict[str, int]:
+    after = engine.counters()
+    if after:
+        return {name: after[name] - before[name] for name in after}
+    if not engine.arm.k:
+        return {}
+    return {
+        "num_drafts": sum(one.num_drafts for one in rounds),
+        "draft_tokens": sum(one.draft_tokens for one in rounds),
+        "accepted_tokens": sum(one.accepted_tokens for one in rounds),
+        # Others fill what they do not draft, and count it.
+        "drafts_are_real": int(engine.arm.name == "v1-suffix"),
+    }
+
+
+def main() -> None:
+    """Serve points until standard input ends."""
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
+
+        def answer(content: dict[str, Any]) -> None:
+            answers.write(json.dumps(content) + "\n")
+
+        order = json.loads(sys.stdin.readline())
+        shape = SHAPES[order["shape"]]
+        arm = Arm(order["arm"], order["k"])
+        started = time.monotonic()
+        try:
+            engine = GridEngine(arm, shape, Path(order["model"]), order["kv_gib"])
+            ready = {"ready": time.monotonic() - started, **engine.describe()}
+            # What is compiled on first use is compiled before anything is timed.
+            for concurrency in (1, engine.max_num_seqs):
+                plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
+                engine.round(plan.rounds[0])
+        except Exception as error:
+            traceback.print_exc()
+            answer({"error": _first_line(error)})
+            return
+        answer(ready)
+        for line in sys.stdin:
+            point = json.loads(line)
+            name, concurrency = point["workload"], point["c"]
+            try:
+                plan = make_plan(name, concurrency, shape.vocab_size, point["length"])
+                answer(measure(engine, plan, concurrency, name == SHIFT))
+            except Mismatch as error:
+                answer({"mismatch": str(error)})
+                break
+            except Exception as error:
+                traceback.print_exc()
+                answer({"error": _first_line(error)})
+                break
+        engine.stop()
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+if __name__ == "__main__":
+    main()

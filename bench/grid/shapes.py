@@ -1,0 +1,116 @@
+"""The model that is timed: the shape of Llama-3.1-8B, or a tiny one for a CPU."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's shape and the engine settings that all arms share."""
+
+    name: str
+    config: dict[str, Any]
+    engine: dict[str, Any]
+    environment: dict[str, str]
+    # How much slower than the 8B shape on the GPU, for planning alone.
+    slowness: float = 1.0
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens; trajectories are permuted within it."""
+        size: int = self.config["vocab_size"]
+        return size
+
+
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+
+LLAMA_8B = Shape(
+    name="llama-8b",
+    config={
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 131072,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    },
+    engine={
+        "dtype": "bfloat16",
+        "max_model_len": 2048,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        # Small: engines start side by side, and the KV cache is given in bytes.
+        "gpu_memory_utilization": 0.05,
+    },
+    environment={"VLLM_USE_FLASHINFER_SAMPLER": "0"},
+)
+
+TINY = Shape(
+    name="tiny",
+    config={
+        **_LLAMA,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        # Small, for Triton's interpreter; the texts' tokens are folded into it.
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "float32",
+    },
+    engine={
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 2048,
+        "block_size": 32,
+    },
+    environment={"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+    slowness=30.0,
+)
+
+SHAPES = {shape.name: shape for shape in (LLAMA_8B, TINY)}
+
+
+def write_model(shape: Shape, folder: Path) -> Path:
+    """Write the configuration that vLLM fills with dummy weights; return its folder."""
+    path = folder / shape.name
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(shape.config))
+    return path
+
+
+def engine_args(shape: Shape, model: Path, kv_gib: float) -> dict[str, Any]:
+    """Return the engine arguments that are the same in every arm."""
+    args: dict[str, Any] = {
+        "model": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        # On: a repeat finds its prompts' cache, so that its requests decode together
+        # from the first step on and no prefill falls between.
+        "enable_prefix_caching": True,
+        "worker_extension_cls": "grid.worker.GridWorker",
+        "disable_log_stats": False,
+        "seed": 0,
+        **shape.engine,
+    }
+    if shape is LLAMA_8B:
+        args["kv_cache_memory_bytes"] = int(kv_gib * 2**30)
+    return args

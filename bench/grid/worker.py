@@ -1,0 +1,47 @@
+"""Calls that the benchmark makes into the engine's worker, by ``collective_rpc``."""
+
+from typing import Any
+
+import vllm.envs as envs
+
+from grid.force import Process, Trajectories
+
+if not envs.VLLM_USE_V2_MODEL_RUNNER:
+    # Loaded in the engine's process before its runner is built.
+    from grid import force_v1
+
+    force_v1.install()
+
+
+class GridWorker:
+    """Mixed into vLLM's worker."""
+
+    device: Any
+    model_runner: Any
+
+    def grid_load(self, outputs: list[list[int]], prompt_lens: list[int]) -> None:
+        """Take the texts of the next run."""
+        Process.trajectories = Trajectories(outputs, prompt_lens, self.device)
+
+    def grid_forget(self) -> bool:
+        """Forget finished replies in vLLM's own suffix decoding; tell if it runs."""
+        drafter = getattr(self.model_runner, "drafter", None)
+        cache = getattr(drafter, "suffix_cache", None)
+        if drafter is None or cache is None:
+            return False
+        drafter.suffix_cache = type(cache)(
+            max_tree_depth=cache.max_tree_depth,
+            max_cached_requests=cache.max_cached_requests,
+        )
+        return True
+
+    def grid_describe(self) -> dict[str, Any]:
+        """Return what is in force, for the log."""
+        config = self.model_runner.vllm_config
+        sizes = config.compilation_config.cudagraph_capture_sizes or ()
+        return {
+            "runner": type(self.model_runner).__module__,
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+            "capture_sizes": len(sizes),
+        }
