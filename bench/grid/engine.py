@@ -112,8 +112,12 @@ class GridEngine:
 
     def forget(self) -> None:
         """Forget finished replies, where the arm remembers any, and prefix caches."""
-        if not self.engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache was not reset: requests still run")
+        deadline = time.monotonic() + 5
+        # With async scheduling a step may still be on its way.
+        while not self.engine.reset_prefix_cache():
+            if time.monotonic() > deadline:
+                raise RuntimeError("the prefix cache was not reset: requests still run")
+            time.sleep(0.02)
         self.forget_replies()
 
     def forget_replies(self) -> None:
