@@ -1,0 +1,1 @@
+"""Draft records, step costs and budget policies of the simulator."""

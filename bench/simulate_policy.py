@@ -1,0 +1,264 @@
+"""Compare budget policies on recorded trajectories, under a step-time model.
+
+    python bench/simulate_policy.py [--paper] [--drafter D ...] [--policy P ...]
+        [--workload W ...] [--requests N ...] [--k K ...] [--graphs] [--out DIR]
+
+A number of requests run at a time, each finished one replaced by the next. A step costs
+4.6 ms + 0.0228 ms a row, as fitted to an 8B shape on one H200; `--graphs` pads rows to
+captured sizes and charges what a step with drafts costs more than a plain one. Printed
+is the time per output token without speculation over that with it. `--paper` sets the
+four simple policies beside figures that another simulation gave earlier.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from harness import RESULTS, machine, save
+from policies.base import Outcome, Policy, Step
+from policies.confidence import Counted, match_key
+from policies.cost import StepCost, graph_sizes
+from policies.curve import (
+    Curve,
+    Hazards,
+    confidence_classes,
+    run_classes,
+)
+from policies.drafts import DRAFTERS, MAX_N, Drafts, find
+from policies.paper import Fixed, Lag, Learned, Valid
+from policies.workloads import WORKLOADS
+
+LINEAR = StepCost()
+# The extra of a step with drafts at 256 requests is measured, the others are guesses.
+GRAPHS = StepCost(
+    sizes=graph_sizes(2048), wide_ms=((1, 0.1), (16, 0.1), (64, 0.2), (256, 0.7))
+)
+# Earlier figures: workload, requests, fixed 5, fixed 16, valid, learned, lag.
+PAPER = (
+    ("low", 1, 1.35, 1.30, 1.37, 1.38, 1.20),
+    ("low", 16, 0.97, 0.61, 0.99, 1.19, 1.18),
+    ("low", 64, 0.59, 0.27, 0.64, 1.09, 1.09),
+    ("low", 256, 0.35, 0.13, 0.39, 1.01, 1.00),
+    ("low-smollm2", 1, 1.90, 1.96, 2.07, 2.06, 1.90),
+    ("low-smollm2", 64, 0.81, 0.41, 0.89, 1.29, 1.29),
+    ("low-smollm2", 256, 0.50, 0.21, 0.54, 1.09, 1.09),
+    ("high", 1, 4.45, 8.05, 8.19, 8.14, 6.94),
+    ("high", 16, 3.37, 4.19, 4.81, 4.89, 4.80),
+    ("high", 64, 2.11, 1.89, 2.36, 2.57, 2.55),
+    ("high", 256, 1.24, 0.94, 1.18, 1.42, 1.42),
+    ("agentic", 1, 1.45, 1.46, 1.55, 1.54, 1.34),
+    ("agentic", 64, 0.65, 0.31, 0.82, 1.15, 1.14),
+    ("agentic", 256, 0.40, 0.16, 0.52, 1.04, 1.04),
+)
+
+
+def _counted(k: int) -> Counted:
+    return Counted(match_key, MAX_N + 1, k)
+
+
+def _hazards(drafter: str) -> Hazards:
+    ngram = drafter.startswith("ngram")
+    return Hazards(run_classes if ngram else confidence_classes)
+
+
+# By name: a policy for a drafter and k. The first five are those of the paper table.
+POLICIES: dict[str, Callable[[str, int], Policy]] = {
+    "fixed": lambda drafter, k: Fixed(),
+    "valid": lambda drafter, k: Valid(),
+    "learned": lambda drafter, k: Learned(_counted(k)),
+    "lag": lambda drafter, k: Lag(_counted(k)),
+    "exact": lambda drafter, k: Learned(_hazards(drafter)),
+    "curve": lambda drafter, k: Curve(_hazards(drafter)),
+}
+
+
+@dataclass
+class Point:
+    """Totals of one simulated run."""
+
+    requests: int
+    steps: int = 0
+    tokens: int = 0
+    rows: int = 0
+    verified: int = 0
+    accepted: int = 0
+    time_ms: float = 0.0
+    plain_ms: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Time per output token without speculation over that with it."""
+        plain = self.plain_ms / (self.steps * self.requests)
+        return plain / (self.time_ms / self.tokens)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a request a step."""
+        return self.tokens / (self.steps * self.requests)
+
+    @property
+    def rows_per_step(self) -> float:
+        """Draft places of a request a step, fillers included."""
+        return self.rows / (self.steps * self.requests)
+
+
+def simulate(
+    drafts: Drafts,
+    policy: Policy,
+    requests: int,
+    k: int,
+    cost: StepCost,
+    min_steps: int = 300,
+    min_tokens: int = 20000,
+    order: np.ndarray | None = None,
+) -> Point:
+    """Run `requests` at a time, each finished one replaced by the next trajectory.
+
+    Args:
+        drafts: records of one drafter.
+        policy: chooses what is verified; fresh, or with what it has learned.
+        requests: how many at a time.
+        k: drafts a request at most.
+        cost: time of a step.
+        min_steps: steps at least.
+        min_tokens: output tokens at least.
+        order: trajectories in the order they arrive, cycled; shuffled by default.
+    """
+    drafts = drafts.limited(k)
+    if order is None:
+        order = np.random.default_rng(1).permutation(len(drafts.first))
+    order = order[drafts.length[order] > 1]
+    following = requests
+    now = order[np.arange(requests) % len(order)]
+    position = np.ones(requests, np.int64)
+    fresh = np.ones(requests, bool)
+    point = Point(requests)
+    while point.steps < min_steps or point.tokens < min_tokens:
+        at = drafts.first[now] + position
+        step = Step(drafts, at, drafts.num[at], fresh, k, cost)
+        widths, fillers = policy.choose(step)
+        right = drafts.right[at]
+        accepted = np.minimum(right, widths)
+        left = drafts.length[now] - position
+        emitted = np.minimum(accepted + 1, left)
+        policy.learn(step, Outcome(widths, right, emitted))
+        places = int(widths.sum()) + fillers
+        point.steps += 1
+        point.tokens += int(emitted.sum())
+        point.rows += places
+        point.verified += int(widths.sum())
+        point.accepted += int(accepted.sum())
+        point.time_ms += cost(requests, places)
+        point.plain_ms += cost(requests, 0)
+        position += emitted
+        fresh = position >= drafts.length[now]
+        for slot in np.flatnonzero(fresh):
+            now[slot] = order[following % len(order)]
+            following += 1
+            position[slot] = 1
+    return point
+
+
+# Suffix memory counts as warm once it holds this many replies.
+WARM = 30
+
+
+def run(
+    workload: str, drafter: str, policy: str, requests: int, k: int, cost: StepCost
+) -> Point:
+    """Simulate one point from its names."""
+    drafts = find(workload, drafter)
+    order = np.random.default_rng(1).permutation(len(drafts.first))
+    if "memory" in drafter and len(order) > 2 * WARM:
+        order = order[order >= WARM]
+    tokens = max(20000, 40 * requests)
+    made = POLICIES[policy](drafter, k)
+    return simulate(drafts, made, requests, k, cost, 300, tokens, order)
+
+
+def paper() -> list[dict[str, object]]:
+    """Print the simple policies beside the earlier figures; return both."""
+    arms = (("fixed", 5), ("fixed", 16), ("valid", 16), ("learned", 16), ("lag", 16))
+    print(f"{'workload':16}{'c':>4}" + "".join(f"{p} {k}".rjust(14) for p, k in arms))
+    rows = []
+    for workload, requests, *earlier in PAPER:
+        found = [
+            run(workload, "ngram-earliest", policy, requests, k, LINEAR).ratio
+            for policy, k in arms
+        ]
+        cells = [f"{a:8.2f} ({b:.2f})" for a, b in zip(found, earlier, strict=True)]
+        print(f"{workload:16}{requests:4}" + "".join(c.rjust(14) for c in cells))
+        rows.append(
+            {
+                "workload": workload,
+                "requests": requests,
+                "ratios": found,
+                "earlier": earlier,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Simulate and write ``simulate_policy.json``."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--paper", action="store_true")
+    parser.add_argument("--drafter", nargs="*", choices=DRAFTERS, default=DRAFTERS[1:4])
+    parser.add_argument(
+        "--policy", nargs="*", choices=POLICIES, default=["fixed", "exact", "curve"]
+    )
+    parser.add_argument(
+        "--workload",
+        nargs="*",
+        choices=WORKLOADS,
+        default=["low", "low-smollm2", "mid", "high", "agentic"],
+    )
+    parser.add_argument("--requests", nargs="*", type=int, default=[1, 16, 64, 256])
+    parser.add_argument("--k", nargs="*", type=int, default=[5, 16])
+    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.paper:
+        print("saved", save("simulate_paper", {**machine(), "rows": paper()}, args.out))
+        return
+    cost = GRAPHS if args.graphs else LINEAR
+    points = []
+    print(f"{'drafter, policy, k':34}workload      c={args.requests}")
+    for drafter in args.drafter:
+        for policy in args.policy:
+            for k in args.k:
+                for workload in args.workload:
+                    cells = []
+                    for requests in args.requests:
+                        point = run(workload, drafter, policy, requests, k, cost)
+                        cells.append(f"{point.ratio:7.2f}")
+                        points.append(
+                            {
+                                "drafter": drafter,
+                                "policy": policy,
+                                "k": k,
+                                "workload": workload,
+                                "ratio": point.ratio,
+                                **asdict(point),
+                            }
+                        )
+                    name = f"{drafter} {policy} {k}"
+                    print(f"{name:34}{workload:14}" + "".join(cells), flush=True)
+    record = {
+        **machine(),
+        "cost": "graphs" if args.graphs else "linear",
+        "points": points,
+    }
+    print("saved", save("simulate_policy", record, args.out))
+
+
+if __name__ == "__main__":
+    main()
