@@ -3,8 +3,10 @@
 Every program scans one chunk of one row. At each position it measures, in one pass,
 how many tokens before it equal the tokens at the row's end (at most ``MAX_N``), and
 keeps the best position of its chunk as one integer: match length in the high half,
-the position in the low half. The last program of a row to arrive takes the maximum
-and copies what followed the match.
+the position in the low half. The last program of a row to arrive takes the maximum,
+copies what followed the match, and says how likely the target is to accept it: what
+was learned about drafts after a match as long, looked at further back than the search
+does.
 """
 
 import torch
@@ -17,6 +19,13 @@ BLOCK = 1024
 # Programs that fill the GPU: chunks grow until about this many are left, so that a
 # single long row is split widely and 256 short ones are hardly split.
 TARGET_PROGRAMS = 1024
+# How far back a match is followed to tell its class.
+CLASS_WINDOW = 32
+# A match of at least this many tokens is in the class that follows; 0 is no match.
+CLASS_LENGTHS = (1, 2, 3, 4, 5, 7, 10, 16, 32)
+NUM_CLASSES = len(CLASS_LENGTHS) + 1
+# The prior counts as much as this many drafts seen.
+PRIOR_WEIGHT = 8
 
 
 @triton.jit(do_not_specialize=["max_model_len", "num_steps", "chunk_blocks"])
@@ -27,12 +36,14 @@ def _propose_ngram_kernel(
     total_len_ptr,  # *int32 [max_num_reqs]
     num_sampled_ptr,  # *int32 [num_reqs]
     placeholder_ids_ptr,  # *int32 [NUM_PLACEHOLDERS]
-    confidence_table_ptr,  # *float32 [MAX_N + 1, K]
+    prior_ptr,  # *float32 [NUM_CLASSES, K]
+    counts_ptr,  # *int32 [2, NUM_CLASSES, K]
     best_ptr,  # *int64 [num_reqs], zero before and after
     arrivals_ptr,  # *int32 [num_reqs], zero before and after
     drafts_ptr,  # *int64 [num_reqs, K] (output)
     num_drafts_ptr,  # *int32 [max_num_reqs] (output)
     confidences_ptr,  # *float32 [num_reqs, K] (output)
+    classes_ptr,  # *int32 [max_num_reqs] (output)
     max_model_len,
     num_steps,
     chunk_blocks,
@@ -43,6 +54,9 @@ def _propose_ngram_kernel(
     K: tl.constexpr,
     K_PO2: tl.constexpr,
     BLOCK: tl.constexpr,
+    CLASS_WINDOW: tl.constexpr,
+    CLASS_LENGTHS: tl.constexpr,
+    PRIOR_WEIGHT: tl.constexpr,
 ):
     batch_idx = tl.program_id(0).to(tl.int64)
     chunk_idx = tl.program_id(1)
@@ -120,13 +134,31 @@ def _propose_ngram_kernel(
         first = tl.min(tl.where(is_placeholder, k, K_PO2), axis=0)
         num_drafts = tl.minimum(num_drafts, first)
     is_draft = k < num_drafts
-    confidence = tl.load(
-        confidence_table_ptr + match_len * K + k, mask=is_draft & (k < K), other=0.0
-    )
+
+    # Follow the match further back than it was looked for: the longer it is, the
+    # likelier it goes on.
+    back = tl.arange(0, CLASS_WINDOW)
+    behind = back < tl.where(match_len > 0, draft_start, 0)
+    ours = tl.load(row_ptr + num_positions - back, mask=behind, other=-1)
+    theirs = tl.load(row_ptr + draft_start - 1 - back, mask=behind, other=-2)
+    run = tl.min(tl.where(ours == theirs, CLASS_WINDOW, back), axis=0)
+    run = tl.maximum(run, match_len)
+    draft_class = tl.zeros((), tl.int32)
+    for length in tl.static_range(len(CLASS_LENGTHS)):
+        draft_class += (run >= CLASS_LENGTHS[length]).to(tl.int32)
+    NUM_CLASSES: tl.constexpr = len(CLASS_LENGTHS) + 1
+    cell = draft_class * K + k
+    in_row = is_draft & (k < K)
+    decided = tl.load(counts_ptr + cell, mask=in_row, other=0)
+    came_true = tl.load(counts_ptr + NUM_CLASSES * K + cell, mask=in_row, other=0)
+    prior = tl.load(prior_ptr + cell, mask=in_row, other=0.0)
+    confidence = (came_true + prior * PRIOR_WEIGHT) / (decided + PRIOR_WEIGHT)
+    confidence = tl.where(in_row, confidence, 0.0)
     tokens = tl.where(is_draft, tokens, last_token).to(tl.int64)
     tl.store(drafts_ptr + batch_idx * K + k, tokens, mask=k < K)
     tl.store(confidences_ptr + batch_idx * K + k, confidence, mask=k < K)
     tl.store(num_drafts_ptr + req_state_idx, num_drafts)
+    tl.store(classes_ptr + req_state_idx, draft_class)
 
 
 def propose_ngram(
@@ -135,12 +167,14 @@ def propose_ngram(
     total_len: torch.Tensor,
     num_sampled: torch.Tensor,
     placeholder_ids: torch.Tensor,
-    confidence_table: torch.Tensor,
+    prior: torch.Tensor,
+    counts: torch.Tensor,
     best: torch.Tensor,
     arrivals: torch.Tensor,
     drafts: torch.Tensor,
     num_drafts: torch.Tensor,
     confidences: torch.Tensor,
+    classes: torch.Tensor,
     *,
     max_total_len: int,
     max_model_len: int,
@@ -158,13 +192,17 @@ def propose_ngram(
         total_len: [max_num_reqs] int32, known tokens of each row.
         num_sampled: [num_reqs] int32; entries with 0 draft nothing.
         placeholder_ids: [any] int32, tokens that neither match nor are copied.
-        confidence_table: [max_n + 1, K] float32, the chance that the target accepts
-            draft k after a match of a given length, given the drafts before it.
+        prior: [NUM_CLASSES, K] float32, the chance that the target accepts draft k of
+            a class, given the drafts before it, before anything was seen.
+        counts: [2, NUM_CLASSES, K] int32, how often such drafts were decided, and how
+            often they came true.
         best: [>= num_reqs] int64 scratch, zero before and after.
         arrivals: [>= num_reqs] int32 scratch, zero before and after.
         drafts: [>= num_reqs, K] int64 (output), unused places hold the last token.
         num_drafts: [max_num_reqs] int32 (output), by row.
         confidences: [>= num_reqs, K] float32 (output), 0 in unused places.
+        classes: [max_num_reqs] int32 (output), by row: the class of its match, see
+            ``CLASS_LENGTHS``.
         max_total_len: a bound on the total length of the rows that sampled.
         max_model_len: drafts end before this position.
         num_steps: drafts a row at most, 0 to K.
@@ -183,7 +221,8 @@ def propose_ngram(
     assert idx_mapping.dtype == torch.int64 and num_sampled.dtype == torch.int32
     assert drafts.dtype == torch.int64 and drafts.is_contiguous()
     assert confidences.is_contiguous() and confidences.shape[1] == num_slots
-    assert confidence_table.shape == (max_n + 1, num_slots)
+    assert prior.shape == (NUM_CLASSES, num_slots) and prior.is_contiguous()
+    assert counts.shape == (2, NUM_CLASSES, num_slots) and counts.is_contiguous()
     assert best.dtype == torch.int64 and best.shape[0] >= num_reqs
     assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_reqs
     assert 1 <= min_n <= max_n and 0 <= num_steps <= num_slots
@@ -197,12 +236,14 @@ def propose_ngram(
         total_len,
         num_sampled,
         placeholder_ids,
-        confidence_table,
+        prior,
+        counts,
         best,
         arrivals,
         drafts,
         num_drafts,
         confidences,
+        classes,
         max_model_len,
         num_steps,
         chunk_blocks,
@@ -213,6 +254,9 @@ def propose_ngram(
         K=num_slots,
         K_PO2=triton.next_power_of_2(num_slots),
         BLOCK=BLOCK,
+        CLASS_WINDOW=CLASS_WINDOW,
+        CLASS_LENGTHS=CLASS_LENGTHS,
+        PRIOR_WEIGHT=PRIOR_WEIGHT,
         num_warps=4,
     )
 
@@ -248,3 +292,13 @@ def propose_ngram_ref(
                 return draft[:i], n
         return draft, n
     return [], 0
+
+
+def match_class_ref(context: list[int], draft_start: int) -> int:
+    """Return the class of a match that ends before ``draft_start``."""
+    run = 0
+    while run < min(CLASS_WINDOW, draft_start) and (
+        context[-1 - run] == context[draft_start - 1 - run]
+    ):
+        run += 1
+    return sum(run >= length for length in CLASS_LENGTHS)

@@ -30,8 +30,8 @@ class Settings:
     """A memory file that suffix decoding starts with, see docs/corpus.md."""
     trim: bool = True
     """Whether only the drafts worth it are verified."""
-    trim_min_tokens: int = 16
-    """A step verifies drafts freely up to this many tokens, where rows cost nothing."""
+    trim_explain: bool = False
+    """Whether the log says now and then what the trimmer chose, and why."""
 
 
 class SettingsError(UserError):
@@ -78,14 +78,16 @@ def parse_settings(additional_config: Any) -> Settings:
     path = settings.memory_file
     if path is not None and not (isinstance(path, str) and path):
         raise SettingsError(f"{KEY}.memory_file={path!r} must be the path of a file")
-    if not isinstance(settings.trim, bool):
-        raise SettingsError(f"{KEY}.trim={settings.trim!r} must be true or false")
-    for name, least in (("trim_min_tokens", 0), ("corpus_tokens", 1)):
-        tokens = getattr(settings, name)
-        whole = isinstance(tokens, int) and not isinstance(tokens, bool)
-        if not (whole and least <= tokens <= MAX_TOKENS):
+    for name in ("trim", "trim_explain"):
+        if not isinstance(getattr(settings, name), bool):
             raise SettingsError(
-                f"{KEY}.{name}={tokens!r} must be a whole number of at least {least} "
-                f"and at most {MAX_TOKENS}"
+                f"{KEY}.{name}={getattr(settings, name)!r} must be true or false"
             )
+    tokens = settings.corpus_tokens
+    whole = isinstance(tokens, int) and not isinstance(tokens, bool)
+    if not (whole and 1 <= tokens <= MAX_TOKENS):
+        raise SettingsError(
+            f"{KEY}.corpus_tokens={tokens!r} must be a whole number of at least 1 and "
+            f"at most {MAX_TOKENS}"
+        )
     return settings

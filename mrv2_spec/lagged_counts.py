@@ -18,27 +18,26 @@ class LaggedCounts:
     caller that drives the runner and never waits for its outputs has no such guarantee.
 
     Args:
-        source: [max_num_reqs] int32 on the device.
+        like: an int32 device tensor with the shape and place of what is published.
         lag: steps between a copy and its use, at least 1.
     """
 
-    def __init__(self, source: torch.Tensor, lag: int) -> None:
-        self._source = source
+    def __init__(self, like: torch.Tensor, lag: int) -> None:
         self.lag = lag
-        pin_memory = source.device.type == "cuda"
+        pin_memory = like.device.type == "cuda"
         self._free = [
-            torch.zeros(source.shape, dtype=source.dtype, pin_memory=pin_memory)
+            torch.zeros(like.shape, dtype=like.dtype, pin_memory=pin_memory)
             for _ in range(lag)
         ]
         self._copies: deque[torch.Tensor] = deque()
-        self._nothing = np.zeros(source.shape, dtype=np.int32)
+        self._nothing = np.zeros(like.shape, dtype=np.int32)
 
-    def publish(self) -> None:
-        """Enqueue a copy of the source as it is after this step."""
+    def publish(self, counts: torch.Tensor) -> None:
+        """Enqueue a copy of the counts as they are after this step."""
         if not self._free:
             self._free.append(self._copies.popleft())
         copy = self._free.pop()
-        copy.copy_(self._source, non_blocking=True)
+        copy.copy_(counts, non_blocking=True)
         self._copies.append(copy)
 
     def read(self) -> npt.NDArray[np.int32]:

@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from mrv2_spec.config import Settings, parse_settings
 from mrv2_spec.counters import DraftCounters
+from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.views import StepInputs, TokenRows
 
@@ -39,6 +40,8 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     draft_logits = None
     # The rows are scanned every step: they must not live in host memory.
     needs_dense_token_rows = True
+    # Kinds of draft whose acceptance is learned apart; 0: the drafter learns itself.
+    num_draft_classes = 0
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
@@ -63,6 +66,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             dtype=torch.int32,
             device=device,
         )
+        self.draft_values = DraftValues(*shape, self.num_draft_classes, device)
         self.counters = DraftCounters(req_states.max_num_reqs, device)
         # [num_reqs] int32 of the step in progress, set by the grammar hook.
         self.num_acceptable_drafts: torch.Tensor | None = None
@@ -98,6 +102,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all requests: what was drafted for them, and what became of it."""
         self.num_valid_drafts_for_trim.zero_()
+        self.draft_values.reset()
         self.counters.reset()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -150,9 +155,20 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             num_sampled=num_sampled,
             # One more than was computed: the token just sampled.
             max_total_len=min(max_seq_len + 1, req_states.max_model_len),
-            num_speculative_tokens=num_speculative_tokens,
+            # While none is scheduled they are made all the same, to be compared with
+            # what comes: that tells when scheduling some would pay.
+            num_speculative_tokens=num_speculative_tokens or self.num_speculative_steps,
         )
         self.draft(step)
+        self.draft_values.update(
+            step.rows.token_ids,
+            step.idx_mapping,
+            step.rows.total_len,
+            num_sampled,
+            self.draft_tokens,
+            self.num_valid_drafts_for_trim,
+            self.draft_token_confidence_probs,
+        )
         self.counters.book(
             input_batch.idx_mapping,
             num_sampled,

@@ -19,7 +19,7 @@ def test_defaults(additional_config: Any) -> None:
     settings = parse_settings(additional_config)
     assert settings == Settings()
     assert (settings.tie, settings.scoring) == ("latest", "learned")
-    assert (settings.trim, settings.trim_min_tokens) == (True, 16)
+    assert (settings.trim, settings.trim_explain) == (True, False)
     assert settings.memory_file is None
 
 
@@ -30,7 +30,7 @@ def test_all_settings() -> None:
         "corpus_tokens": 1,
         "memory_file": "memory.bin",
         "trim": False,
-        "trim_min_tokens": 0,
+        "trim_explain": True,
     }
     assert set(given) == {field.name for field in fields(Settings)}
     assert asdict(parse_settings({"mrv2_spec": given})) == given
@@ -42,16 +42,16 @@ BAD_SETTINGS = [
         "additional_config['mrv2_spec'] has the unknown key 'tei'; did you mean 'tie'? "
         "Known keys: ",
     ),
-    ({"trim_tokens": 3}, "did you mean 'trim_min_tokens'?"),
+    ({"trim_explane": True}, "did you mean 'trim_explain'?"),
     ({"TRIM": True}, "has the unknown key 'TRIM'; did you mean 'tr"),
     ({3: True}, "has the unknown key 3; did you mean"),
     ({"tie": "last"}, "mrv2_spec.tie='last' must be one of earliest, latest"),
     ({"tie": None}, "mrv2_spec.tie=None must be one of earliest, latest"),
     ({"trim": "no"}, "mrv2_spec.trim='no' must be true or false"),
     ({"trim": 1}, "mrv2_spec.trim=1 must be true or false"),
-    ({"trim_min_tokens": -1}, "mrv2_spec.trim_min_tokens=-1 must be a whole number"),
-    ({"trim_min_tokens": 1.5}, "mrv2_spec.trim_min_tokens=1.5 must be a whole"),
-    ({"trim_min_tokens": True}, "mrv2_spec.trim_min_tokens=True must be a whole"),
+    ({"trim_explain": 1}, "mrv2_spec.trim_explain=1 must be true or false"),
+    ({"corpus_tokens": 1.5}, "mrv2_spec.corpus_tokens=1.5 must be a whole number"),
+    ({"corpus_tokens": True}, "mrv2_spec.corpus_tokens=True must be a whole number"),
     ({"scoring": "best"}, "mrv2_spec.scoring='best' must be one of learned, reference"),
     ({"corpus_tokens": 0}, "mrv2_spec.corpus_tokens=0 must be a whole number of at"),
     ({"memory_file": ""}, "mrv2_spec.memory_file='' must be the path of a file"),

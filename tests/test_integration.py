@@ -28,7 +28,8 @@ from mrv2_spec.integration import (
     verification,
 )
 from mrv2_spec.integration.patching import Patch, PatchError
-from mrv2_spec.ngram import NgramSpeculator, confidence_table
+from mrv2_spec.kernels.propose_ngram import NUM_CLASSES
+from mrv2_spec.ngram import NgramSpeculator, prior_acceptance
 from mrv2_spec.placeholders import find_placeholder_ids
 
 
@@ -315,13 +316,13 @@ def test_placeholder_ids() -> None:
     assert find_placeholder_ids(SimpleNamespace()) == []
 
 
-def test_prior_confidence_rises_with_match_length_and_position() -> None:
-    table = confidence_table(4, 6)
-    assert table.shape == (5, 6)
-    assert not table[0].any()
-    assert ((table[1:] > 0) & (table[1:] < 1)).all()
-    assert (table[1:].diff(dim=0) > 0).all()
-    assert (table[1:].diff(dim=1) > 0).all()
+def test_prior_acceptance_rises_with_match_length_and_position() -> None:
+    prior = prior_acceptance(6)
+    assert prior.shape == (NUM_CLASSES, 6)
+    assert not prior[0].any()
+    assert ((prior[1:] > 0) & (prior[1:] < 1)).all()
+    assert (prior[1:].diff(dim=0) >= 0).all()
+    assert (prior[1:].diff(dim=1) > 0).all()
 
 
 # ---- grammar

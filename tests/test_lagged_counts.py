@@ -15,7 +15,7 @@ def test_reads_the_copy_made_lag_publications_ago(
     for step in range(1, 12):
         assert lagged.read().tolist() == [max(step - lag, 0)] * 3
         source.fill_(step)
-        lagged.publish()
+        lagged.publish(source)
         if device.type == "cuda":
             torch.cuda.synchronize()
         # The source may be overwritten at once.
@@ -26,7 +26,7 @@ def test_reading_twice_is_reading_the_same(device: torch.device) -> None:
     source = torch.ones(2, dtype=torch.int32, device=device)
     lagged = LaggedCounts(source, 1)
     assert lagged.read().tolist() == lagged.read().tolist() == [0, 0]
-    lagged.publish()
+    lagged.publish(source)
     if device.type == "cuda":
         torch.cuda.synchronize()
     assert lagged.read().tolist() == lagged.read().tolist() == [1, 1]

@@ -13,6 +13,7 @@ pytest.importorskip("vllm.v1.worker.gpu.model_runner")
 import torch
 
 from mrv2_spec.config import Settings
+from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.integration.verification import (
     TrimManager,
     _spread,
@@ -20,6 +21,7 @@ from mrv2_spec.integration.verification import (
     _wrap_graph_mode,
     why_not_trimmed,
 )
+from mrv2_spec.step_costs import CostCurve, StepCosts
 
 K = 4
 SLOTS = 8
@@ -28,7 +30,7 @@ SLOTS = 8
 class Engine:
     """As much of the runner as the manager talks to."""
 
-    def __init__(self, device: torch.device, lag: int, **settings: Any) -> None:
+    def __init__(self, device: torch.device, lag: int) -> None:
         self.device = device
         self.states = SimpleNamespace(
             max_num_reqs=SLOTS,
@@ -39,16 +41,24 @@ class Engine:
         ints = {"dtype": torch.int32, "device": device}
         self.valid = torch.zeros(SLOTS, **ints)
         self.starts = torch.zeros(SLOTS + 1, **ints)
+        self.values = DraftValues(SLOTS, K, 0, device)
+        self.lengths = torch.ones(SLOTS, **ints)
+        self.rows = torch.zeros(SLOTS, 512, **ints)
         self.manager = TrimManager(
             SimpleNamespace(num_valid_drafts_for_trim=self.valid),
+            self.values,
             self.states,
             self.starts,
             1,
             SLOTS * (K + 1),
             lag - 1,
             False,
-            Settings(**settings),
+            True,
+            Settings(),
         )
+        # Rows cost next to nothing: all that is real pays.
+        flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
+        self.manager.policy.use_costs(StepCosts(flat, flat), [])
 
     def add(self, req_id: str, slot: int) -> None:
         self.states.req_id_to_index[req_id] = slot
@@ -59,6 +69,7 @@ class Engine:
     ) -> tuple[int, list[int]]:
         """Run one step; return the budget and the widths laid out on the device."""
         draft_tokens = {req_id: [-1] * n for req_id, n in drafts.items()}
+        chosen = self.manager.choose(scheduled, draft_tokens)
         num_tokens = self.manager.get_num_tokens(scheduled, draft_tokens)
         req_ids = list(scheduled)
         num_drafts = np.array([drafts.get(r, 0) for r in req_ids], np.int32)
@@ -74,6 +85,7 @@ class Engine:
         logits, starts, budget = self.manager.reallocate_drafts(
             req_ids, torch.tensor(slots, device=self.device)
         )
+        assert budget == chosen
         assert starts[-1] == starts[len(req_ids)] == num_tokens
         assert logits[-1] == len(req_ids) + budget
         if budget == 0:
@@ -89,53 +101,52 @@ class Engine:
         slots = torch.tensor(
             [self.states.req_id_to_index[r] for r in req_ids], device=self.device
         )
-        self.valid[slots] = torch.tensor(valid, dtype=torch.int32, device=self.device)
-        batch = SimpleNamespace(num_reqs=len(req_ids), idx_mapping=slots)
-        self.manager.record_confidences(
-            torch.full((SLOTS, K), confidence, device=self.device), batch
+        ints = {"dtype": torch.int32, "device": self.device}
+        self.valid[slots] = torch.tensor(valid, **ints)
+        self.lengths[slots] += 1
+        num_reqs = len(req_ids)
+        shape = (num_reqs, K)
+        self.values.update(
+            self.rows,
+            slots,
+            self.lengths,
+            torch.ones(num_reqs, **ints),
+            torch.zeros(shape, dtype=torch.int64, device=self.device),
+            self.valid,
+            torch.full(shape, confidence, device=self.device),
         )
+        batch = SimpleNamespace(num_reqs=num_reqs, idx_mapping=slots)
+        self.manager.record_confidences(None, batch)
 
 
-def test_budget_follows_the_counts_that_are_lag_steps_old(
+def test_budget_follows_the_values_that_are_lag_steps_old(
     device: torch.device,
 ) -> None:
-    engine = Engine(device, lag=3, trim_min_tokens=0)
+    engine = Engine(device, lag=3)
     engine.add("a", 5)
     engine.add("b", 2)
     scheduled, drafts = {"a": K + 1, "b": K + 1}, {"a": K, "b": K}
     budgets = []
-    for real in [3, 1, 0, 2, 4, 4]:
+    for real in [3, 3, 0, 0, 0]:
         budget, widths = engine.step(scheduled, drafts)
         assert sum(widths) == budget
         budgets.append(budget)
         engine.draft(["a", "b"], [real, real])
-    assert budgets == [0, 0, 0, 6, 2, 0]
+    # Nothing is known at first, and so small a step is verified whole.
+    assert budgets == [2 * K] * 3 + [6] * 2
 
 
-def test_small_steps_verify_all_that_is_scheduled(device: torch.device) -> None:
-    engine = Engine(device, lag=3)
+def test_a_new_request_does_not_inherit_its_slots_drafts(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
     engine.add("a", 5)
-    assert engine.step({"a": K + 1}, {"a": K}) == (K, [K])
-
-
-def test_a_new_request_does_not_inherit_its_slots_counts(device: torch.device) -> None:
-    engine = Engine(device, lag=3, trim_min_tokens=0)
-    engine.add("a", 5)
-    for _ in range(5):
-        engine.draft(["a"], [K])
-    assert engine.step({"a": K + 1}, {"a": K}) == (K, [K])
+    engine.draft(["a"], [K])
     del engine.states.req_id_to_index["a"]
     engine.add("b", 5)
     assert engine.valid[5] == 0
-    budgets = []
-    for _ in range(4):
-        budgets.append(engine.step({"b": K + 1}, {"b": K})[0])
-        engine.draft(["b"], [2])
-    assert budgets == [0, 0, 0, 2]
 
 
 def test_prefill_beside_drafting_requests(device: torch.device) -> None:
-    engine = Engine(device, lag=1, trim_min_tokens=0)
+    engine = Engine(device, lag=1)
     for slot, req_id in enumerate("abc"):
         engine.add(req_id, slot)
     engine.draft(["a", "c"], [1, 3])
@@ -143,35 +154,43 @@ def test_prefill_beside_drafting_requests(device: torch.device) -> None:
     assert (budget, widths) == (4, [1, 0, 3])
 
 
-def test_confidences_are_kept_by_slot(device: torch.device) -> None:
-    engine = Engine(device, lag=1, trim_min_tokens=0)
+def test_the_likeliest_drafts_get_the_budget(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
     engine.add("a", 5)
     engine.add("b", 2)
     engine.draft(["a"], [K], 0.2)
     engine.draft(["b"], [K], 0.9)
-    scheduled, drafts = {"a": K + 1, "b": K + 1}, {"a": K, "b": K}
-    # Eight are real; were only four asked for, b's would be they.
-    assert engine.step(scheduled, drafts) == (8, [4, 4])
+    engine.step({"a": K + 1, "b": K + 1}, {"a": K, "b": K})
     slots = torch.tensor([5, 2], device=device)
     engine.manager._draft_budget = 4
     logits, _, _ = engine.manager.reallocate_drafts(["a", "b"], slots)
     assert logits.tolist() == [0, 1, 6]
 
 
-def test_captured_sizes_round_the_budget_up(device: torch.device) -> None:
-    engine = Engine(device, lag=1, trim_min_tokens=0)
+def test_asleep_no_draft_is_verified_and_drafts_are_held(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
     engine.add("a", 0)
-    engine.add("b", 1)
-    assert list(engine.manager.batches_to_profile([16, 1, 8, 2, 4])) == []
-    engine.draft(["a", "b"], [1, 0])
-    # 2 + 1 tokens run in the graph of 4.
-    assert engine.step({"a": K + 1, "b": K + 1}, {"a": K, "b": K}) == (2, [2, 0])
+    engine.draft(["a"], [0])
+    while not engine.manager.policy.asleep:
+        assert engine.step({"a": K + 1}, {"a": K})[0] == 0
+        engine.draft(["a"], [0])
+    assert engine.values.unverified
+    # No place is scheduled; what is drafted all the same says when to wake.
+    steps = 0
+    while engine.manager.policy.asleep:
+        assert engine.manager.choose({"a": 1}, {}) == 0
+        engine.draft(["a"], [2], 0.9)
+        steps += 1
+        assert steps < 100
+    assert not engine.values.unverified
+    assert engine.step({"a": K + 1}, {"a": K})[0] > 0
 
 
 def test_a_fourth_result_for_newer_runners(device: torch.device) -> None:
     engine = Engine(device, lag=1)
     engine.manager._returns_admitted_counts = True
     engine.add("a", 0)
+    engine.manager.choose({"a": 3}, {"a": [-1, -1]})
     engine.manager.get_num_tokens({"a": 3}, {"a": [-1, -1]})
     engine.manager.compact_batch(
         np.array([2], np.int32), np.array([3], np.int32), np.array([0, 3], np.int32)
@@ -181,8 +200,7 @@ def test_a_fourth_result_for_newer_runners(device: torch.device) -> None:
 
 
 def test_random_steps(device: torch.device, rng: random.Random) -> None:
-    engine = Engine(device, lag=2, trim_min_tokens=rng.choice([0, 6, 16]))
-    engine.manager.batches_to_profile(rng.choice([[], [1, 2, 4, 8, 16, 24, 32]]))
+    engine = Engine(device, lag=2)
     free = list(range(SLOTS))
     serial = 0
     for _ in range(40):
@@ -319,6 +337,7 @@ def test_the_manager_is_made_only_where_it_trims(
         max_num_reqs=SLOTS,
         num_speculative_steps=K,
         device=device,
+        _mrv2_spec_draft_values=DraftValues(SLOTS, K, 0, device),
         _mrv2_spec_speculator=SimpleNamespace(
             num_valid_drafts_for_trim=torch.zeros(
                 SLOTS, dtype=torch.int32, device=device

@@ -55,8 +55,6 @@ def run(job: Job, report: Any) -> Result:
         max_model_len=job.max_model_len,
         max_num_seqs=MAX_NUM_SEQS,
         speculative_config=speculation if job.num_speculative_tokens else None,
-        # On a CPU every row costs: verify nothing but real drafts.
-        additional_config={"mrv2_spec": {"trim_min_tokens": 0}},
         disable_log_stats=True,
     )
     report({"tokens": 0})

@@ -15,9 +15,12 @@ from mrv2_spec.integration import patching
 SUPPORTED_VLLM = ("0.32.0", "0.33.0")
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
+_GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 _WORKER = "vllm.v1.worker.worker_base"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker"
 _ENGINE_ARGS = "vllm.engine.arg_utils"
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+_ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
 _SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 
 
@@ -49,14 +52,17 @@ def install() -> None:
     from mrv2_spec.integration import (
         async_scheduling,
         grammar,
+        graphs,
         memory,
         methods,
         requests,
         rows,
+        sleeping,
         speculator,
         user_input,
         verification,
         warmup,
+        widths,
         worker,
     )
 
@@ -66,6 +72,8 @@ def install() -> None:
         *memory.PATCHES,
         *requests.PATCHES,
         *verification.PATCHES,
+        *widths.PATCHES,
+        *sleeping.RUNNER_PATCHES,
         *grammar.PATCHES,
     )
     try:
@@ -77,6 +85,9 @@ def install() -> None:
         patching.apply_on_import(_SCHEDULER_OUTPUT, requests.REQUEST_PATCHES)
         patching.apply_on_import(_WORKER, worker.PATCHES)
         patching.apply_on_import(_GPU_WORKER, warmup.PATCHES)
+        patching.apply_on_import(_GRAPHS, graphs.PATCHES)
+        patching.apply_on_import(_SCHEDULER, sleeping.SCHEDULER_PATCHES)
+        patching.apply_on_import(_ASYNC_SCHEDULER, sleeping.ASYNC_SCHEDULER_PATCHES)
         patching.apply_on_import(_RUNNER, runner_patches)
     except patching.PatchError:
         patching.revert_all()

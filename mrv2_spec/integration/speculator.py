@@ -5,12 +5,15 @@ from typing import Any
 
 import torch
 
+from mrv2_spec.draft_values import DraftValues
+from mrv2_spec.integration.judging import NUM_CONFIDENCE_CLASSES, judge_drafts
 from mrv2_spec.integration.methods import served_method, speculator_class
 from mrv2_spec.integration.patching import Patch
 
 # Where the verification hook, which is handed the request states alone, finds the
 # speculator that reads them.
 _SPECULATOR = "_mrv2_spec_speculator"
+_DRAFT_VALUES = "_mrv2_spec_draft_values"
 
 # What the runner reads of every speculator, and its base class does not promise: it
 # embeds no images, its drafts are certain, and without confidences all count as sure.
@@ -26,6 +29,32 @@ def speculator_of(req_states: Any) -> Any:
     return getattr(req_states, _SPECULATOR, None)
 
 
+def draft_values_of(req_states: Any) -> DraftValues:
+    """Return what judges the drafts made for these request states."""
+    values: DraftValues = getattr(req_states, _DRAFT_VALUES)
+    return values
+
+
+def drafts_unasked(speculator: Any) -> bool:
+    """Tell whether a speculator also drafts in steps whose drafts are not scheduled."""
+    from mrv2_spec.speculator import RowSpeculator
+
+    return isinstance(speculator, RowSpeculator)
+
+
+def _values_for(speculator: Any, req_states: Any) -> DraftValues:
+    if drafts_unasked(speculator):
+        own: DraftValues = speculator.draft_values
+        return own
+    num_slots = req_states.num_speculative_steps
+    values = DraftValues(
+        req_states.max_num_reqs, num_slots, NUM_CONFIDENCE_CLASSES, req_states.device
+    )
+    if getattr(speculator, "num_valid_drafts_for_trim", None) is not None:
+        speculator.propose = judge_drafts(speculator, req_states, values)
+    return values
+
+
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
         if served_method(vllm_config) is None:
@@ -35,6 +64,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             if not hasattr(speculator, name):
                 setattr(speculator, name, value)
         setattr(req_states, _SPECULATOR, speculator)
+        setattr(req_states, _DRAFT_VALUES, _values_for(speculator, req_states))
         return speculator
 
     return init_speculator

@@ -1,9 +1,10 @@
 """Puts the trimmer where vLLM's V2 runner asks which drafts a step verifies.
 
 The runner was built to talk to its ``AdaptiveVerificationManager``; ours answers the
-same calls. Within a step: ``get_num_tokens`` chooses the budget, ``compact_batch``
-lays out the host's copy of the batch, ``reallocate_drafts`` the device's, and after
-drafting ``record_confidences`` publishes what a later step decides by.
+same calls. Within a step: ``choose`` (called by the hook in ``widths.py``) chooses the
+budget, ``compact_batch`` lays out the host's copy of the batch, ``reallocate_drafts``
+the device's, and after drafting ``record_confidences`` publishes what a later step
+decides by.
 """
 
 import inspect
@@ -15,11 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mrv2_spec.budget import choose_draft_budget
 from mrv2_spec.config import Settings, parse_settings
+from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.integration.patching import Patch
-from mrv2_spec.integration.speculator import speculator_of
+from mrv2_spec.integration.speculator import (
+    draft_values_of,
+    drafts_unasked,
+    speculator_of,
+)
+from mrv2_spec.integration.step_profile import StepProfile
 from mrv2_spec.lagged_counts import LaggedCounts
+from mrv2_spec.policy import DraftPolicy
+from mrv2_spec.step_costs import CostCurve, StepCosts
+from mrv2_spec.trim_log import TrimLog
 from mrv2_spec.trimmer import VariableDraftTrimmer
 
 logger = logging.getLogger("vllm.mrv2_spec")
@@ -39,6 +48,7 @@ class TrimManager:
 
     Args:
         speculator: publishes ``num_valid_drafts_for_trim``.
+        draft_values: what the drafts are worth.
         req_states: the runner's request states.
         query_start_loc: [max_num_reqs + 1] int32, the runner's device buffer.
         num_bonus_tokens: logits rows of a request beside those of its drafts.
@@ -46,23 +56,26 @@ class TrimManager:
         max_concurrent_batches: steps that the engine may have in flight.
         returns_admitted_counts: whether ``reallocate_drafts`` has a fourth result
             (vLLM 0.33).
+        may_sleep: whether drafts are also made while none is scheduled.
         settings: the plugin's settings.
     """
 
     def __init__(
         self,
         speculator: Any,
+        draft_values: DraftValues,
         req_states: Any,
         query_start_loc: torch.Tensor,
         num_bonus_tokens: int,
         max_total_logits: int,
         max_concurrent_batches: int,
         returns_admitted_counts: bool,
+        may_sleep: bool,
         settings: Settings,
     ) -> None:
         self._req_states = req_states
         self._returns_admitted_counts = returns_admitted_counts
-        self._settings = settings
+        self.max_total_logits = max_total_logits
         max_num_reqs = req_states.max_num_reqs
         self._num_valid_drafts = speculator.num_valid_drafts_for_trim
         self._trimmer = VariableDraftTrimmer(
@@ -73,17 +86,12 @@ class TrimManager:
             max_total_logits=max_total_logits,
             device=req_states.device,
         )
-        # [max_num_reqs, K] by slot; what the drafter publishes is batch-ordered.
-        self._confidences = torch.ones(
-            max_num_reqs,
-            req_states.num_speculative_steps,
-            dtype=torch.float32,
-            device=req_states.device,
-        )
-        self._lagged = LaggedCounts(self._num_valid_drafts, max_concurrent_batches + 1)
-        # Publications a slot still has to wait for before its copies are its own.
-        self._unknown_for = np.zeros(max_num_reqs, dtype=np.int32)
-        self._graph_sizes: list[int] = []
+        self._draft_values = draft_values
+        self._lagged = LaggedCounts(draft_values.tally, max_concurrent_batches + 1)
+        guess = CostCurve.guess(req_states.device.type)
+        self.policy = DraftPolicy(StepCosts(guess, guess), may_sleep)
+        self.profile: StepProfile | None = None
+        self._log = TrimLog(self.policy) if settings.trim_explain else None
         # The runner asks for the budget and uses it in separate calls of one step.
         self._draft_budget = 0
         self._num_drafts: Int32Array = np.zeros(0, dtype=np.int32)
@@ -91,35 +99,54 @@ class TrimManager:
         # Compile now, with a batch of nothing: no serving step waits for a compiler.
         nothing = np.zeros(1, dtype=np.int32)
         slots = torch.zeros(1, dtype=torch.int64, device=req_states.device)
-        self._trimmer.fill(slots, nothing, nothing, self._confidences, 0)
+        self._trimmer.fill(slots, nothing, nothing, draft_values.confidences, 0)
 
     def add_request(self, req_idx: int) -> None:
         """Forget what a slot's former request left."""
         self._num_valid_drafts[req_idx].fill_(0)
-        self._unknown_for[req_idx] = self._lagged.lag
+
+    def choose(
+        self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
+    ) -> int:
+        """Choose the step's draft budget, before the runner sees the step.
+
+        Returns:
+            The number of draft places to verify. With 0 the drafts may be taken out of
+            the step.
+        """
+        policy = self.policy
+        tallies = self._lagged.read()
+        policy.observe(tallies)
+        num_reqs = len(num_tokens_per_req)
+        num_tokens = sum(num_tokens_per_req.values())
+        num_drafts = sum(map(len, draft_tokens.values()))
+        if draft_tokens:
+            self._draft_budget = policy.choose(
+                num_tokens - num_drafts,
+                len(draft_tokens),
+                num_drafts,
+                self._trimmer.max_draft_budget(num_reqs),
+            )
+        else:
+            self._draft_budget = 0
+            num_decoding = sum(n == 1 for n in num_tokens_per_req.values())
+            num_places = num_decoding * self._req_states.num_speculative_steps
+            policy.pass_by(
+                num_tokens,
+                num_decoding,
+                min(num_places, self._trimmer.max_draft_budget(num_reqs)),
+            )
+        self._draft_values.unverified = policy.asleep
+        if self._log is not None:
+            self._log.note(self._draft_budget, len(draft_tokens), num_drafts, tallies)
+        return self._draft_budget
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        """Choose the step's draft budget and return its number of tokens."""
-        req_id_to_index = self._req_states.req_id_to_index
-        num_drafting = len(draft_tokens)
-        slots = np.fromiter(
-            map(req_id_to_index.__getitem__, draft_tokens), np.intp, num_drafting
-        )
-        scheduled = np.fromiter(map(len, draft_tokens.values()), np.int32, num_drafting)
-        known = np.where(self._unknown_for[slots] > 0, 0, self._lagged.read()[slots])
-        num_scheduled_drafts = int(scheduled.sum())
-        num_non_draft_tokens = sum(num_tokens_per_req.values()) - num_scheduled_drafts
-        self._draft_budget = choose_draft_budget(
-            num_non_draft_tokens=num_non_draft_tokens,
-            num_scheduled_drafts=num_scheduled_drafts,
-            num_real_drafts=int(np.minimum(known, scheduled).sum()),
-            max_draft_budget=self._trimmer.max_draft_budget(len(num_tokens_per_req)),
-            min_tokens=self._settings.trim_min_tokens,
-            graph_sizes=self._graph_sizes,
-        )
-        return num_non_draft_tokens + self._draft_budget
+        """Return the step's number of tokens under the budget that was chosen."""
+        num_drafts = sum(map(len, draft_tokens.values()))
+        return sum(num_tokens_per_req.values()) - num_drafts + self._draft_budget
 
     def compact_batch(
         self,
@@ -157,7 +184,7 @@ class TrimManager:
             idx_mapping,
             self._num_drafts,
             self._num_scheduled,
-            self._confidences,
+            self._draft_values.confidences,
             self._draft_budget,
         )
         result = (cu_num_logits, query_start_loc, self._draft_budget)
@@ -166,20 +193,18 @@ class TrimManager:
     def record_confidences(
         self, confidence_probs: torch.Tensor | None, input_batch: Any
     ) -> None:
-        """Publish what was just drafted, for the device and, later, for the host."""
-        if confidence_probs is not None:
-            num_reqs = input_batch.num_reqs
-            self._confidences[input_batch.idx_mapping] = confidence_probs[:num_reqs]
-        self._lagged.publish()
-        np.maximum(self._unknown_for - 1, 0, out=self._unknown_for)
+        """Send what was just drafted on its way to the host."""
+        self._lagged.publish(self._draft_values.tally)
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
-        """Note the captured graph sizes; there is nothing to profile."""
-        self._graph_sizes = sorted(capture_sizes)
-        return iter(())
+        """Yield the dummy steps whose timings make the cost curves."""
+        assert self.profile is not None
+        yield from self.profile.batches(capture_sizes)
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
-        """Do nothing: the policy needs no costs."""
+        """Make the cost curves of the dummy steps' timings, the same on all ranks."""
+        assert self.profile is not None
+        self.policy.use_costs(*self.profile.costs(samples))
 
 
 def _spread(budget: int, capacities: Int32Array) -> Int32Array:
@@ -294,12 +319,14 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
             return None
         return TrimManager(
             speculator,
+            draft_values_of(req_states),
             req_states,
             kwargs["query_start_loc"],
             kwargs["num_bonus_tokens"],
             kwargs["max_total_logits"],
             vllm_config.max_concurrent_batches,
             "copy_admitted_drafts_to_host" in kwargs,
+            drafts_unasked(speculator),
             settings,
         )
 
@@ -325,9 +352,12 @@ def _wrap_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
         if speculator is None:
             return result
         # A trimmed batch's row boundaries are exact on the device only.
+        manager = self.adaptive_verification
         self.rejection_sampler.enable_adaptive_verification = isinstance(
-            self.adaptive_verification, TrimManager
+            manager, TrimManager
         )
+        if isinstance(manager, TrimManager):
+            manager.profile = StepProfile(self, manager.max_total_logits)
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         if not bound.arguments.get("is_profiling", False):
             why_not = getattr(self.req_states, _WHY_NOT_TRIMMED)

@@ -61,7 +61,7 @@ class Worker:
             self._process.wait(timeout=60)
 
 
-def ngram(num_drafts: int, trim: bool = True, min_tokens: int = 0) -> dict[str, Any]:
+def ngram(num_drafts: int, trim: bool = True) -> dict[str, Any]:
     """Return engine arguments for n-gram speculation."""
     return {
         "speculative_config": {
@@ -70,13 +70,7 @@ def ngram(num_drafts: int, trim: bool = True, min_tokens: int = 0) -> dict[str, 
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 3,
         },
-        "additional_config": {
-            "mrv2_spec": {
-                "tie": "latest",
-                "trim": trim,
-                "trim_min_tokens": min_tokens,
-            }
-        },
+        "additional_config": {"mrv2_spec": {"tie": "latest", "trim": trim}},
     }
 
 

@@ -18,7 +18,6 @@ def custom(name: str) -> dict[str, Any]:
             "model": f"drafters.{name}",
             "num_speculative_tokens": 4,
         },
-        "additional_config": {"mrv2_spec": {"trim_min_tokens": 0}},
         "max_num_seqs": 2,
     }
 

@@ -50,19 +50,18 @@ def test_without_speculation(
 
 
 @pytest.mark.parametrize(
-    ("async_scheduling", "trim", "min_tokens", "caching"),
+    ("async_scheduling", "trim", "caching"),
     [
-        (False, True, 0, True),
-        (False, False, 0, False),
-        (True, True, 0, False),
-        (True, True, 16, True),
-        (True, False, 0, True),
+        (False, True, True),
+        (False, False, False),
+        (True, True, False),
+        (True, True, True),
+        (True, False, True),
     ],
 )
 def test_with_speculation(
     async_scheduling: bool,
     trim: bool,
-    min_tokens: int,
     caching: bool,
     crowd: tuple[Any, Any],
     run: Run,
@@ -72,7 +71,7 @@ def test_with_speculation(
         actions,
         engine={
             **CROWDED,
-            **ngram(4, trim, min_tokens),
+            **ngram(4, trim),
             "enable_prefix_caching": caching,
         },
         async_scheduling=async_scheduling,

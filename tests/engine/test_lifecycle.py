@@ -88,7 +88,7 @@ def test_more_drafts_than_a_step_has_room_for(
     )
     result = run(
         [add(f"r{i}", prompt, 10) for i, prompt in enumerate(prompts)],
-        engine={**ngram(4, min_tokens=16), "max_num_batched_tokens": 9},
+        engine={**ngram(4), "max_num_batched_tokens": 9},
         async_scheduling=True,
     )
     assert outputs(result) == expected

@@ -47,7 +47,7 @@ def test_token_cap_inside_an_accepted_run(
     # One at a time and all drafts verified: the runs are those that were foreseen.
     result = run(
         [add(f"r{i}", prompt, caps[i]) for i, prompt in enumerate(prompts)],
-        engine={**ngram(K, trim, min_tokens=16), "max_num_seqs": 1},
+        engine={**ngram(K, trim), "max_num_seqs": 1},
         async_scheduling=async_scheduling,
     )
     assert outputs(result) == [
@@ -77,7 +77,7 @@ def test_stop_token_inside_an_accepted_run(
             add(f"r{i}", prompt, ends[i] + 1 + i, stop_token_ids=[text[ends[i]]])
             for i, (prompt, text) in enumerate(zip(prompts, expected, strict=True))
         ],
-        engine={**ngram(K, trim, min_tokens=16), "max_num_seqs": 1},
+        engine={**ngram(K, trim), "max_num_seqs": 1},
         async_scheduling=async_scheduling,
     )
     assert outputs(result) == [

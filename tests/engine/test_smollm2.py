@@ -36,7 +36,7 @@ def test_identical(run: Callable[..., dict[str, Any]]) -> None:
     plain = run(actions, engine={}, **job)
     assert {len(text) for text in outputs(plain)} == {NUM_TOKENS}
     for trim in (True, False):
-        speculated = run(actions, engine=ngram(8, trim, min_tokens=16), **job)
+        speculated = run(actions, engine=ngram(8, trim), **job)
         assert outputs(speculated) == outputs(plain)
         assert speculated["counters"]["accepted"] > NUM_TOKENS / 4
         assert speculated["steps"] < plain["steps"]

@@ -22,9 +22,7 @@ def suffix(num_drafts: int, cached: int = 1000, **settings: Any) -> dict[str, An
             "num_speculative_tokens": num_drafts,
             "suffix_decoding_max_cached_requests": cached,
         },
-        "additional_config": {
-            "mrv2_spec": {"corpus_tokens": 4096, "trim_min_tokens": 0, **settings}
-        },
+        "additional_config": {"mrv2_spec": {"corpus_tokens": 4096, **settings}},
     }
 
 

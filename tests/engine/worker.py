@@ -7,6 +7,7 @@ file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 - ``engine``: arguments of ``vllm.LLM`` beside those that all jobs share;
 - ``async_scheduling``: whether the engine runs a step ahead;
 - ``kernel_block``: positions a block of the n-gram kernel;
+- ``constants``: values to put in place of others, by dotted path;
 - ``record``: whether to return what every step did;
 - ``same_ids``: whether the scheduler sees the ids as they are, without a random part;
 - ``actions``: ``["add", id, prompt, sampling parameters]`` (the prompt as token ids or
@@ -142,6 +143,8 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
             (propose_ngram, "BLOCK", job.get("kernel_block", propose_ngram.BLOCK)),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
+        for path, value in job.get("constants", {}).items():
+            stack.enter_context(mock.patch(path, value))
         yield
 
 

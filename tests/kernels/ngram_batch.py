@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from mrv2_spec.kernels.propose_ngram import propose_ngram, propose_ngram_ref
+from mrv2_spec.kernels.propose_ngram import (
+    NUM_CLASSES,
+    PRIOR_WEIGHT,
+    match_class_ref,
+    propose_ngram,
+    propose_ngram_ref,
+)
 
 # What rows hold past their total length, and what outputs hold before a launch.
 POISON = 0x7FFFFFFF
@@ -58,9 +64,11 @@ class Batch:
             total_len[slot] = len(context)
         self.rows = rows.to(self.device)
         self.total_len = total_len.to(self.device)
-        self.table = torch.rand(
-            self.max_n + 1, self.num_slots, device=self.device
-        ).clamp(0.01, 0.99)
+        shape = (NUM_CLASSES, self.num_slots)
+        self.prior = torch.rand(shape, device=self.device).clamp(0.01, 0.99)
+        decided = torch.randint(0, 600, shape, device=self.device)
+        came_true = (decided * torch.rand(shape, device=self.device)).to(torch.int32)
+        self.counts = torch.stack([decided.to(torch.int32), came_true])
         size = num_reqs + GUARD
         self.best = torch.zeros(size, dtype=torch.int64, device=self.device)
         self.arrivals = torch.zeros(size, dtype=torch.int32, device=self.device)
@@ -70,6 +78,7 @@ class Batch:
         self.num_drafts = torch.full(
             (self.max_num_reqs,), SENTINEL, dtype=torch.int32, device=self.device
         )
+        self.classes = self.num_drafts.clone()
 
     def launch(self, num_steps: int | None = None) -> list[list[int]]:
         """Draft for all rows; check all that was written but for the drafts.
@@ -87,12 +96,14 @@ class Batch:
             self.total_len,
             torch.tensor(self.num_sampled, **ints),
             torch.tensor(self.placeholder_ids, **ints),
-            self.table,
+            self.prior,
+            self.counts,
             self.best,
             self.arrivals,
             self.drafts,
             self.num_drafts,
             self.confidences,
+            self.classes,
             max_total_len=max(self.max_total_len or longest, 1),
             max_model_len=self.max_model_len,
             num_steps=self.num_slots if num_steps is None else num_steps,
@@ -106,6 +117,7 @@ class Batch:
         assert (self.confidences[num_reqs:] == SENTINEL).all()
         others = sorted(set(range(self.max_num_reqs)) - set(self.slots))
         assert (self.num_drafts[others] == SENTINEL).all()
+        assert (self.classes[others] == SENTINEL).all()
 
         widths = self.num_drafts[list(self.slots)].tolist()
         drafts = self.drafts[:num_reqs].tolist()
@@ -137,7 +149,31 @@ class Batch:
         """Launch and compare drafts and confidences with the reference."""
         want = self.expected(num_steps)
         assert self.launch(num_steps) == [draft for draft, _ in want]
+        assert self.slots is not None
+        decided, came_true = self.counts.tolist()
         for i, (draft, match_len) in enumerate(want):
-            confidences = torch.zeros(self.num_slots, device=self.device)
-            confidences[: len(draft)] = self.table[match_len, : len(draft)]
-            assert torch.equal(self.confidences[i], confidences)
+            found = int(self.classes[self.slots[i]])
+            # With no place to fill nothing is looked for.
+            match_len = 0 if num_steps == 0 else match_len
+            assert found == self.expected_class(i, match_len), self.contexts[i]
+            confidences = [0.0] * self.num_slots
+            for k in range(len(draft)):
+                prior = self.prior[found, k].item() * PRIOR_WEIGHT
+                seen = decided[found][k] + PRIOR_WEIGHT
+                confidences[k] = (came_true[found][k] + prior) / seen
+            torch.testing.assert_close(
+                self.confidences[i].cpu(), torch.tensor(confidences)
+            )
+
+    def expected_class(self, i: int, match_len: int) -> int:
+        """Return the class of a match, given where the reference's rule finds it."""
+        if match_len == 0:
+            return 0
+        context = list(self.contexts[i])
+        suffix = context[len(context) - match_len :]
+        ends = [
+            end
+            for end in range(match_len, len(context))
+            if context[end - match_len : end] == suffix
+        ]
+        return match_class_ref(context, ends[-1] if self.latest else ends[0])

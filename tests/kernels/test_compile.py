@@ -20,6 +20,17 @@ _NGRAM = {
     "K": 16,
     "K_PO2": 16,
     "BLOCK": 1024,
+    "CLASS_WINDOW": 32,
+    "CLASS_LENGTHS": [1, 2, 3, 4, 5, 7, 10, 16, 32],
+    "PRIOR_WEIGHT": 8,
+}
+_VALUE = {
+    "HOLD": False,
+    "NUM_CLASSES": 10,
+    "K": 16,
+    "K_PO2": 16,
+    "NUM_BINS": 32,
+    "TALLY_PO2": 128,
 }
 _FILL = {
     "NUM_BONUS_TOKENS": 1,
@@ -37,6 +48,10 @@ CASES: dict[tuple[str, str], list[dict[str, Any]]] = {
         {**_NGRAM, "LATEST": True, "NUM_PLACEHOLDERS": 2, "K": 5, "K_PO2": 8},
         {**_NGRAM, "MIN_N": 1, "MAX_N": 1, "K": 1, "K_PO2": 1},
         {**_NGRAM, "MAX_N": 16, "K": 32, "K_PO2": 32},
+    ],
+    ("value_drafts", "_value_drafts_kernel"): [
+        _VALUE,
+        {**_VALUE, "HOLD": True, "NUM_CLASSES": 0, "K": 5, "K_PO2": 8},
     ],
     ("trim_drafts", "_trim_drafts_kernel"): [
         {"NUM_BONUS_TOKENS": 1, "BLOCK": 1024},
@@ -60,6 +75,8 @@ def num_warps(kernel: str, constexprs: dict[str, Any]) -> int:
     """Return the warps that the launcher asks for."""
     if kernel == "_fill_draft_budget_kernel":
         return 8 if constexprs["BLOCK_ROWS"] == 64 else 16
+    if kernel == "_value_drafts_kernel":
+        return 1
     return 8 if kernel == "_trim_drafts_kernel" else 4
 
 

@@ -1,0 +1,68 @@
+"""Takes the drafts out of a step that the trimmer would verify none of.
+
+What the scheduler scheduled is its own record and stays as it is: it counts what was
+not verified as rejected. The runner gets a copy without drafts, and so takes the path
+of a step that never had any: the narrow graph, the plain sampler, no draft layout.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from mrv2_spec.integration.patching import Patch
+from mrv2_spec.integration.verification import TrimManager
+
+
+def _without_drafts(scheduler_output: Any) -> Any:
+    drafts = scheduler_output.scheduled_spec_decode_tokens
+    plain = copy.copy(scheduler_output)
+    plain.num_scheduled_tokens = {
+        req_id: num_tokens - len(drafts.get(req_id, ()))
+        for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+    }
+    plain.total_num_scheduled_tokens = sum(plain.num_scheduled_tokens.values())
+    plain.scheduled_spec_decode_tokens = {}
+    return plain
+
+
+def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
+    def execute_model(
+        self: Any,
+        scheduler_output: Any,
+        intermediate_tensors: Any = None,
+        dummy_run: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        manager = self.adaptive_verification
+        if isinstance(manager, TrimManager) and not dummy_run:
+            num_tokens = scheduler_output.num_scheduled_tokens
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            if num_tokens and not manager.choose(num_tokens, drafts) and drafts:
+                scheduler_output = _without_drafts(scheduler_output)
+        return original(
+            self, scheduler_output, intermediate_tensors, dummy_run, *args, **kwargs
+        )
+
+    return execute_model
+
+
+PATCHES = (
+    Patch(
+        "GPUModelRunner.execute_model",
+        (
+            (
+                "self",
+                "scheduler_output",
+                "intermediate_tensors",
+                "dummy_run",
+                "skip_attn_for_dummy_run",
+                "is_profile",
+                "context_len",
+                "valid_dummy_state_slots",
+                "randomize_inputs",
+            ),
+        ),
+        _wrap_execute,
+    ),
+)

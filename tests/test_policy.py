@@ -1,0 +1,184 @@
+"""Budgets by value, and when drafting sleeps."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mrv2_spec.kernels.value_drafts import (
+    NUM_BINS,
+    ROUNDS,
+    TALLY_WIDTH,
+    TOKENS,
+    bin_edges,
+)
+from mrv2_spec.policy import DraftPolicy
+from mrv2_spec.step_costs import CostCurve, StepCosts
+
+GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+K = 16
+
+
+def costs(base: float, row: float, surcharge: float = 0.0) -> StepCosts:
+    """Return linear costs, padded to the graphs."""
+
+    def curve(base: float) -> CostCurve:
+        return CostCurve.of([(n, base + row * n) for n in (*GRAPHS, 2048)], 512)
+
+    return StepCosts(curve(base), curve(base + surcharge))
+
+
+def tally(
+    num_requests: int, values: Sequence[float], num_fresh: int | None = None
+) -> np.ndarray:
+    """Return a step's tallies where all drafts have places of such values."""
+    tallies = np.zeros((2, TALLY_WIDTH), np.int32)
+    counts = (num_requests, num_requests if num_fresh is None else num_fresh)
+    for row, rounds in zip(tallies, counts, strict=True):
+        row[ROUNDS] = row[TOKENS] = rounds
+        for value in values:
+            row[sum(value < edge for edge in bin_edges())] += rounds
+    return tallies
+
+
+def policy(costs: StepCosts, may_sleep: bool = True) -> DraftPolicy:
+    made = DraftPolicy(costs, may_sleep)
+    made.use_costs(costs, GRAPHS)
+    return made
+
+
+def settle(made: DraftPolicy, num_requests: int, tallies: np.ndarray) -> int:
+    for _ in range(200):
+        made.observe(tallies)
+    return made.choose(num_requests, num_requests, num_requests * K, 4096)
+
+
+def test_nothing_is_verified_that_costs_more_than_it_brings() -> None:
+    # 64 requests: a step costs 6.06 ms and 0.0228 a row; a place pays from 0.25 on.
+    made = policy(costs(4.6, 0.0228))
+    assert settle(made, 64, tally(64, [0.2, 0.04])) == 0
+    made = policy(costs(4.6, 0.0228))
+    assert settle(made, 64, tally(64, [0.9, 0.04])) == 64
+
+
+def test_few_requests_verify_what_many_do_not() -> None:
+    values = [0.3, 0.1, 0.03]
+    few = settle(policy(costs(4.6, 0.0228)), 1, tally(1, values))
+    many = settle(policy(costs(4.6, 0.0228)), 256, tally(256, values))
+    assert few >= 3 and many == 0
+
+
+def test_budgets_fill_graphs() -> None:
+    made = policy(costs(4.6, 0.0228))
+    budget = settle(made, 40, tally(40, [0.95, 0.9, 0.8]))
+    assert 40 + budget in GRAPHS and budget >= 88
+
+
+def test_best_of_all_budgets(rng: random.Random) -> None:
+    # Against trying every budget, without graphs to round to.
+    base, row = 4.6, rng.uniform(0.005, 0.05)
+    num_requests = rng.randint(20, 200)
+    values = sorted((rng.random() for _ in range(4)), reverse=True)
+    linear = CostCurve.of([(n, base + row * n) for n in (1, 4096)], 0)
+    made = DraftPolicy(StepCosts(linear, linear), False)
+    budget = settle(made, num_requests, tally(num_requests, values))
+
+    def rate(drafts: int) -> float:
+        worth = sum(
+            value * min(max(drafts - i * num_requests, 0), num_requests)
+            for i, value in enumerate(values)
+        )
+        return (num_requests + worth) / (base + row * (num_requests + drafts))
+
+    best = max(rate(b) for b in range(num_requests * len(values) + 1))
+    # Values are known to within half a bin.
+    assert rate(budget) >= 0.93 * best, (num_requests, row, values, budget)
+
+
+def test_a_surcharge_must_be_earned() -> None:
+    values = tally(256, [0.9])
+    assert settle(policy(costs(4.6, 0.001)), 256, values) == 256
+    assert settle(policy(costs(4.6, 0.001, surcharge=5.0)), 256, values) == 0
+
+
+def test_bounds() -> None:
+    made = policy(costs(4.6, 0.0001))
+    settle(made, 8, tally(8, [0.99] * K))
+    assert made.choose(8, 8, 8 * K, 5) == 5
+    assert made.choose(8, 8, 3, 4096) == 3
+    assert made.choose(8, 8, 8 * K, 0) == 0
+    assert made.choose(8, 8, 8 * K, -3) == 0
+
+
+def test_the_first_steps_are_verified_where_that_is_free() -> None:
+    made = policy(costs(4.6, 0.0228))
+    assert made.choose(2, 2, 2 * K, 4096) == 14
+    assert made.choose(40, 40, 40 * K, 4096) == 0
+    # Nothing was sampled: still nothing is known.
+    made.observe(np.zeros((2, TALLY_WIDTH), np.int32))
+    assert made.choose(2, 2, 2 * K, 4096) == 14
+
+
+def test_sleeps_when_nothing_pays_and_wakes_when_it_would() -> None:
+    made = policy(costs(4.6, 0.0228))
+    steps = 0
+    while not made.asleep:
+        made.observe(tally(256, [0.1]))
+        assert made.choose(256, 256, 256 * K, 4096) == 0
+        steps += 1
+        assert steps < 100
+    assert steps > 20
+    for _ in range(100):
+        made.observe(tally(256, [0.1]))
+        made.pass_by(256, 256, 4096)
+        assert made.asleep
+    # In the middle of copies all drafts look good; few would be made were they taken.
+    for _ in range(100):
+        made.observe(tally(256, [0.99] * K, num_fresh=0))
+        made.pass_by(256, 256, 4096)
+        assert made.asleep
+    steps = 0
+    while made.asleep:
+        made.observe(tally(256, [0.99] * K, num_fresh=40))
+        made.pass_by(256, 256, 4096)
+        steps += 1
+        assert steps < 100
+    assert made.choose(256, 256, 256 * K, 4096) > 0
+
+
+def test_never_sleeps_where_it_could_not_wake() -> None:
+    made = policy(costs(4.6, 0.0228), may_sleep=False)
+    for _ in range(200):
+        made.observe(tally(256, [0.1]))
+        made.choose(256, 256, 256 * K, 4096)
+    assert not made.asleep
+
+
+def test_ranks_agree(rng: random.Random) -> None:
+    ranks = [policy(costs(4.6, 0.0228)) for _ in range(2)]
+    for _ in range(300):
+        num_requests = rng.randint(1, 256)
+        values = [rng.random() for _ in range(rng.randrange(K))]
+        tallies = tally(num_requests, values, rng.randint(0, num_requests))
+        chosen = set()
+        for made in ranks:
+            made.observe(tallies.copy())
+            if made.asleep:
+                made.pass_by(num_requests, num_requests, num_requests * K)
+                chosen.add((made.asleep, -1))
+            else:
+                budget = made.choose(num_requests, num_requests, num_requests * K, 4096)
+                chosen.add((made.asleep, budget))
+        assert len(chosen) == 1
+
+
+@pytest.mark.parametrize("num_prefill", [512, 8000])
+def test_beside_a_prefill(num_prefill: int) -> None:
+    made = policy(costs(4.6, 0.0228))
+    settle(made, 8, tally(8, [0.9] * 4))
+    assert 0 <= made.choose(8 + num_prefill, 8, 8 * K, 4096) <= 8 * K
+
+
+def test_bins_fit_the_tally() -> None:
+    assert TALLY_WIDTH == NUM_BINS + 2

@@ -1,0 +1,38 @@
+"""What steps cost: medians, padding to graphs, lines between measured sizes."""
+
+import numpy as np
+import pytest
+
+from mrv2_spec.step_costs import CostCurve
+
+
+def test_padded_to_the_next_graph_and_smooth_above() -> None:
+    curve = CostCurve.of([(8, 2.0), (1, 1.0), (24, 6.0), (16, 4.0)], 16)
+    tokens = np.array([1.0, 2.0, 8.0, 9.0, 16.0, 20.0, 24.0, 32.0])
+    assert curve(tokens).tolist() == [1, 2, 2, 4, 4, 5, 6, 8]
+
+
+def test_medians_and_never_falling() -> None:
+    curve = CostCurve.of([(1, 9.0), (1, 3.0), (1, 2.0), (4, 2.5), (8, 5.0)], 8)
+    assert curve(np.array([1.0, 4.0, 8.0])).tolist() == [3, 3, 5]
+
+
+def test_one_size_only() -> None:
+    assert CostCurve.of([(4, 2.0)], 0)(np.array([1.0, 9.0])).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, float("nan"), float("inf")])
+def test_refuses_what_is_no_cost(ms: float) -> None:
+    with pytest.raises(ValueError, match="no positive number"):
+        CostCurve.of([(1, 1.0), (2, ms)], 0)
+
+
+def test_refuses_nothing() -> None:
+    with pytest.raises(ValueError, match="no step"):
+        CostCurve.of([], 0)
+
+
+def test_guess() -> None:
+    tokens = np.array([0.0, 200.0, 400.0])
+    assert CostCurve.guess("cuda")(tokens).tolist() == pytest.approx([1, 2, 3])
+    assert CostCurve.guess("cpu")(tokens).tolist() == pytest.approx([1, 26, 51])
