@@ -15,8 +15,8 @@ import triton.language as tl
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
 TRAJECTORY_ARG = "grid_trajectory"
-# Above any logit, and finite in bfloat16.
-HUGE = 1e30
+# Above any logit, and exact in bfloat16.
+HUGE = 2.0**100
 BLOCK = 128
 
 

@@ -133,10 +133,12 @@ class Orchestrator:
                 settings.shape,
                 model,
                 kv_gib=settings.kv_gib,
-                cache=settings.work / "cache",
+                # One after the other may share what was compiled; engines that start
+                # side by side may not write the same files.
+                cache=settings.work / f"cache-{place}",
                 log=settings.logs / f"{arm.label.replace(':', '-k')}.log",
             )
-            for arm in wave
+            for place, arm in enumerate(wave)
         }
         for arm in wave:
             left = START_LIMIT_SECONDS - (time.monotonic() - begun)

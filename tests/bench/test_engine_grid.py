@@ -1,0 +1,413 @@
+"""The engine grid: its arithmetic, its texts, its planning, and a real tiny run."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+
+
+@pytest.fixture(autouse=True)
+def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+
+
+def grid(name: str) -> ModuleType:
+    """Return one of the grid's modules."""
+    import importlib
+
+    return importlib.import_module(f"grid.{name}")
+
+
+# --- figures ---------------------------------------------------------------------
+
+
+def test_round_figures_are_those_of_a_round_worked_out_by_hand() -> None:
+    measure = grid("measure")
+    one = measure.Round(
+        released=9.0,
+        steps=[(10.0, {0: 1, 1: 1}), (11.0, {0: 3, 1: 1}), (14.0, {0: 1, 1: 3})],
+    )
+    figures = measure.round_figures(one)
+    # Each request: 5 tokens, 4 of them within 4 seconds.
+    assert figures.tpot_ms == [1000.0, 1000.0]
+    assert figures.tokens == 10
+    assert figures.seconds == 5.0
+    assert figures.together
+    assert (figures.decode_tokens, figures.decode_rounds) == (8, 4)
+
+
+def test_a_prefill_between_is_noticed() -> None:
+    measure = grid("measure")
+    one = measure.Round(0.0, [(1.0, {0: 1}), (2.0, {0: 1, 1: 1}), (3.0, {0: 1, 1: 1})])
+    assert not measure.round_figures(one).together
+
+
+def run_of(measure: ModuleType, tpot: float, cold: bool, together: bool = True) -> Any:
+    figures = measure.RoundFigures(
+        tpot_ms=[tpot, tpot],
+        tokens=20,
+        seconds=2.0,
+        together=together,
+        decode_tokens=18,
+        decode_rounds=9,
+    )
+    counters = {
+        "verified": 5, "accepted": 4, "fillers": 1, "proposed": 7,
+        "rounds": 9, "rounds_with_draft": 3,
+    }  # fmt: skip
+    return measure.Run(cold, [figures], counters)
+
+
+def test_point_figures_leave_out_runs_with_prefills_between() -> None:
+    measure = grid("measure")
+    runs = [
+        run_of(measure, 50.0, cold=True, together=False),
+        run_of(measure, 9.0, cold=False),
+        run_of(measure, 11.0, cold=False),
+    ]
+    figures = measure.point_figures(runs)
+    assert figures["tpot_ms"] == 10.0
+    assert figures["tpot_spread"] == pytest.approx(0.2)
+    assert figures["repeats"] == 2
+    # Throughput with prefill is the first run's.
+    assert figures["tok_s"] == 10.0
+    assert figures["tokens_per_step"] == 2.0
+    assert figures["coverage"] == pytest.approx(1 / 3)
+    assert (figures["drafted"], figures["accepted"]) == (10, 8)
+    with pytest.raises(ValueError, match="in no run"):
+        measure.point_figures(runs[:1])
+
+
+def test_a_run_survives_its_way_through_json() -> None:
+    measure = grid("measure")
+    run = run_of(measure, 9.0, cold=True)
+    assert measure.decode_run(json.loads(json.dumps(measure.encode_run(run)))) == run
+
+
+def test_stage_tpot_counts_full_steps_after_the_first_200() -> None:
+    measure = grid("measure")
+    slow = [(float(i), {0: 1, 1: 1}) for i in range(200)]
+    # Two tokens a request, half a second a step.
+    fast = [(200 + i / 2, {0: 2, 1: 2}) for i in range(1, 11)]
+    alone = [(300.0, {0: 1})]
+    stage = [measure.Round(0.0, [*slow, *fast, *alone])]
+    # The first fast step follows the last slow one by 1.5 s.
+    assert measure.stage_tpot_ms(stage, 2) == pytest.approx((1.5 + 9 * 0.5) / 20 * 1000)
+    assert measure.stage_tpot_ms([measure.Round(0.0, slow)], 2) is None
+
+
+# --- texts -----------------------------------------------------------------------
+
+
+def write_texts(folder: Path, rng: random.Random) -> None:
+    """Write recorded files of random texts."""
+    data = folder / "data"
+    data.mkdir(parents=True)
+    for name in (
+        "code_edit", "agentic", "smollm2_spec_bench", "reference_spec_bench"
+    ):  # fmt: skip
+        with gzip.open(data / f"{name}.jsonl.gz", "wt") as out:
+            for i in range(60):
+                line = {
+                    "category": f"category {i % 2}",
+                    "prompt_token_ids": rng.choices(range(3, 2000), k=20),
+                    "output_token_ids": rng.choices(range(3, 2000), k=250),
+                }
+                out.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Path:
+    """Recorded files made here."""
+    write_texts(tmp_path, rng)
+    monkeypatch.setenv("MRV2_SPEC_SHARED", str(tmp_path))
+    return tmp_path
+
+
+def test_every_workload_has_one_length_and_no_text_twice(texts: Path) -> None:
+    workloads = grid("workloads")
+    for name in workloads.NAMES:
+        plan = workloads.make_plan(name, 100, 131072)
+        for stage in plan.stages:
+            items = [item for one in stage for item in one]
+            assert len({len(item.output) for item in items}) == 1, name
+            assert all(len(one) == 100 for one in stage), name
+        outputs = [tuple(item.output) for one in plan.rounds for item in one]
+        outputs += [tuple(item.output) for one in plan.warm for item in one]
+        assert len(set(outputs)) == len(outputs), name
+        again = workloads.make_plan(name, 100, 131072)
+        assert again == plan, name
+
+
+def test_a_copy_repeats_itself_as_its_original_does(texts: Path) -> None:
+    workloads = grid("workloads")
+    item = workloads.Item([5, 6, 5], [6, 5, 6, 7])
+    (copy,) = workloads.renamed([item], 1, 131072)
+    a, b, again = copy.prompt
+    assert a == again != b
+    assert copy.output[:3] == [b, a, b]
+    assert {a, b, copy.output[3]} != {5, 6, 7}
+    assert workloads.renamed([item], 0, 131072) == [item]
+
+
+def test_lessons_are_apart_from_what_is_measured(texts: Path) -> None:
+    workloads = grid("workloads")
+    warm = workloads.make_plan("agentic", 30, 131072)
+    cold = workloads.make_plan("agentic-cold", 30, 131072)
+    assert warm.stages == cold.stages
+    assert cold.warm == []
+    # 24 of the 60 texts are measured, so 30 requests are two copies.
+    assert [len(lesson) for lesson in warm.warm] == [36, 36]
+
+
+def test_mid_replaces_about_one_token_in_24(texts: Path) -> None:
+    workloads = grid("workloads")
+    items = workloads.mid(160)
+    changed = sum(
+        a != b for item in items for a, b in zip(item.prompt, item.output, strict=True)
+    )
+    assert 0.7 < changed / (len(items) * 160) * 24 < 1.3
+
+
+def test_loops_are_those_of_the_recorded_replies() -> None:
+    workloads = grid("workloads")
+    loop = [*range(100, 200), *[7, 8, 9] * 32]
+    assert workloads.ends_in_loop(loop)
+    assert not workloads.ends_in_loop([*loop, 5])
+    assert not workloads.ends_in_loop([7] * 95)
+    try:
+        replies = workloads.load("smollm2_spec_bench")
+    except workloads.DataMissing as error:
+        pytest.skip(str(error))
+    loops = sum(workloads.ends_in_loop(line["output_token_ids"]) for line in replies)
+    assert loops == 57
+
+
+# --- arms, points, record --------------------------------------------------------
+
+
+def test_arms_are_parsed_or_refused_by_name() -> None:
+    arms = grid("arms")
+    parsed = arms.parse_arms("ngram:16, v2-none,v1-suffix:5")
+    assert [arm.label for arm in parsed] == ["ngram:16", "v2-none", "v1-suffix:5"]
+    untouched = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_PLUGINS": ""}
+    assert parsed[2].environment() == untouched
+    assert "VLLM_PLUGINS" not in parsed[0].environment()
+    for wrong in ("ngram", "v2-none:5", "ngram:0", "nonsense:5", "", "ngram:5,ngram:5"):
+        with pytest.raises(ValueError, match="arm"):
+            arms.parse_arms(wrong)
+
+
+def test_a_truncated_record_is_refused(tmp_path: Path) -> None:
+    record = grid("record")
+    path = tmp_path / "new" / record.NAME
+    lines = [
+        {
+            "run_id": "r",
+            "arm": "ngram",
+            "k": 5,
+            "c": c,
+            "workload": "low",
+            "commit": "x",
+        }
+        for c in (1, 4)
+    ]
+    for line in lines:
+        record.append(path, line)
+    assert list(record.read(path)) == lines
+    assert len({record.key(line) for line in lines}) == 2
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(ValueError, match=":2 is no JSON object"):
+        list(record.read(path))
+
+
+class StubChild:
+    """Answers like an engine would, without one; what it says is set by the test."""
+
+    made: list["StubChild"]
+    mismatch_at: Any = None
+
+    def __init__(self, arm: Any, *args: Any, **kwargs: Any) -> None:
+        self.arm = arm
+        self.described: dict[str, Any] = {}
+        self.points: list[tuple[str, int]] = []
+        self.stopped = False
+        StubChild.made.append(self)
+
+    def wait_until_ready(self, seconds: float) -> float:
+        return 0.0
+
+    def measure(self, workload: str, c: int, length: int, seconds: float) -> Any:
+        self.points.append((workload, c))
+        if (workload, c) == StubChild.mismatch_at:
+            return {"mismatch": "request 0 said something else"}
+        measure = grid("measure")
+        runs = [run_of(measure, 9.0, True), run_of(measure, 10.0, False)]
+        encoded = [measure.encode_run(run) for run in runs]
+        return {"runs": encoded, "stage_tpot_ms": None, "seconds": 0.1}
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def orchestrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return a function that runs arms and points with stubs for engines."""
+    module, arms, plan = grid("orchestrate"), grid("arms"), grid("plan")
+    shapes = grid("shapes")
+    monkeypatch.setattr(module, "Child", StubChild)
+    StubChild.made, StubChild.mismatch_at = [], None
+
+    def run(names: str, workloads: list[str], time_limit: float = 1e6) -> Any:
+        said: list[str] = []
+        settings = module.Settings(
+            shape=shapes.LLAMA_8B,
+            path=tmp_path / "grid.jsonl",
+            logs=tmp_path,
+            work=tmp_path,
+            kv_gib=1.0,
+            at_once=2,
+            length=0,
+            time_limit=time_limit,
+            run_id="r",
+            machine={"commit": "x"},
+            say=said.append,
+            progress=lambda done, total: None,
+        )
+        points = plan.make_points(workloads, [1, 64])
+        outcome = module.Orchestrator(arms.parse_arms(names), points, settings).run()
+        lines = list(grid("record").read(settings.path))
+        return outcome, lines, said
+
+    return run
+
+
+def test_a_run_resumes_where_it_stopped(orchestrate: Any) -> None:
+    outcome, lines, _ = orchestrate("v2-none,ngram:5", ["low"])
+    assert len(lines) == len(outcome.measured) == 4
+    assert all(child.stopped for child in StubChild.made)
+    outcome, lines, _ = orchestrate("v2-none,ngram:5", ["low", "high"])
+    assert (len(outcome.skipped), len(outcome.measured), len(lines)) == (4, 4, 8)
+    assert StubChild.made[-1].points == [("high", 1), ("high", 64)]
+
+
+def test_what_does_not_fit_the_time_is_dropped_and_named(orchestrate: Any) -> None:
+    outcome, lines, said = orchestrate("v2-none,v1-none", ["low"], time_limit=127.0)
+    # The start takes its estimate of 120 s; of 7 s, one c=1 point takes more.
+    assert len(outcome.dropped) + len(outcome.measured) == 4
+    assert outcome.dropped
+    assert len(lines) == len(outcome.measured)
+    assert all(
+        any(name.split()[-1] in text for text in said) for name in outcome.dropped
+    )
+    outcome, lines, _ = orchestrate("ngram:5", ["low"], time_limit=100.0)
+    assert outcome.dropped == ["ngram:5 low c=1", "ngram:5 low c=64"]
+
+
+def test_a_mismatch_is_not_recorded_and_ends_its_engine(orchestrate: Any) -> None:
+    StubChild.mismatch_at = ("low", 64)
+    outcome, lines, said = orchestrate("v2-none,ngram:5", ["low", "high"])
+    assert [line["c"] for line in lines] == [1, 1, 1, 1]
+    assert len(outcome.mismatches) == 2
+    assert sum(text.startswith("MISMATCH") for text in said) == 2
+
+
+def test_without_a_memory_warm_and_cold_are_one_measurement(orchestrate: Any) -> None:
+    _, lines, _ = orchestrate("ngram:5,suffix:5", ["agentic", "agentic-cold"])
+    assert len(lines) == 8
+    copied = [line["arm"] for line in lines if "measured_as" in line]
+    assert copied == ["ngram", "ngram"]
+    assert all(line["workload"] == "agentic-cold" for line in lines if
+               "measured_as" in line)  # fmt: skip
+
+
+# --- forcing ---------------------------------------------------------------------
+
+
+def test_each_row_gets_its_recorded_token(
+    rng: random.Random, device: torch.device
+) -> None:
+    pytest.importorskip("vllm")
+    force = grid("force")
+    vocab_size, num_rows = 50, 200
+    outputs = [
+        [rng.randrange(vocab_size) for _ in range(rng.randint(1, 9))] for _ in range(6)
+    ]
+    prompt_lens = [rng.randint(1, 5) for _ in outputs]
+    trajectories = force.Trajectories(outputs, prompt_lens, device)
+    followers = force.Followers(8, device)
+    followed = {slot: rng.randrange(-1, 6) for slot in range(8)}
+    for slot, number in followed.items():
+        followers.stage(slot, number)
+    followers.flush()
+    slots = [rng.randrange(8) for _ in range(num_rows)]
+    pos = [rng.randrange(16) for _ in range(num_rows)]
+    # A view: rows lie further apart than they are wide.
+    padded = torch.zeros(num_rows, vocab_size + 7, dtype=torch.bfloat16, device=device)
+    force.force(
+        padded[:, :vocab_size],
+        torch.tensor(slots, device=device),
+        torch.tensor(pos, device=device),
+        followers.numbers,
+        trajectories,
+    )
+    expected = torch.zeros(num_rows, vocab_size + 7, dtype=torch.bfloat16)
+    for row, (slot, p) in enumerate(zip(slots, pos, strict=True)):
+        number = followed[slot]
+        index = p + 1 - prompt_lens[number]
+        if number >= 0 and 0 <= index < len(outputs[number]):
+            expected[row, outputs[number][index]] = force.HUGE
+    assert torch.equal(padded.cpu(), expected)
+    assert expected.any()
+
+
+# --- a real run ------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the tiny run is for a CPU")
+@pytest.mark.timeout(900)
+def test_a_tiny_run_on_the_cpu(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [
+            sys.executable, str(BENCH / "engine_grid.py"), "run", "--tiny",
+            "--arms", "ngram:3,v1-none,v2-intree-ngram:3", "--workloads", "mid",
+            "--c", "1,2", "--length", "10", "--at-once", "2",
+            "--out", str(out), "--work", str(tmp_path / "work"), "--commit", "abc",
+        ],
+        env={**os.environ, "MRV2_SPEC_SHARED": str(texts)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out v2-intree-ngram:3" in done.stdout
+    lines = list(grid("record").read(out / "engine_grid.jsonl"))
+    points = {(line["arm"], line["c"]): line for line in lines}
+    assert set(points) == {("ngram", 1), ("ngram", 2), ("v1-none", 1), ("v1-none", 2)}
+    for (arm, c), line in points.items():
+        assert line["workload"] == "mid"
+        assert line["repeats"] >= 2
+        assert line["output_tokens"] == 10 * c * grid("workloads").num_rounds(c)
+        assert line["tpot_ms"] > 0
+        assert line["commit"] == "abc"
+        if arm == "ngram":
+            assert line["trimmed"]
+            assert line["tokens_per_step"] > 1.2
+            assert 0 < line["accepted"] <= line["drafted"]
+        else:
+            assert line["tokens_per_step"] == 1.0
+            assert line["drafted"] is None
