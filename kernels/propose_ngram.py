@@ -4,9 +4,9 @@ Every program scans one chunk of one row. At each position it measures, in one p
 how many tokens before it equal the tokens at the row's end (at most ``MAX_N``), and
 keeps the best position of its chunk as one integer: match length in the high half,
 the position in the low half. The last program of a row to arrive takes the maximum,
-copies what followed the match, and says how likely the target is to accept it: what
-was learned about drafts after a match as long, looked at further back than the search
-does.
+copies what followed the match, and says of which class it is: how long it is, looked
+at further back than the search does. The longer a copy has run, the likelier it goes
+on.
 """
 
 import torch
@@ -24,8 +24,6 @@ CLASS_WINDOW = 32
 # A match of at least this many tokens is in the class that follows; 0 is no match.
 CLASS_LENGTHS = (1, 2, 3, 4, 5, 7, 10, 16, 32)
 NUM_CLASSES = len(CLASS_LENGTHS) + 1
-# The prior counts as much as this many drafts seen.
-PRIOR_WEIGHT = 8
 
 
 @triton.jit(do_not_specialize=["max_model_len", "num_steps", "chunk_blocks"])
@@ -37,7 +35,6 @@ def _propose_ngram_kernel(
     num_sampled_ptr,  # *int32 [num_reqs]
     placeholder_ids_ptr,  # *int32 [NUM_PLACEHOLDERS]
     prior_ptr,  # *float32 [NUM_CLASSES, K]
-    counts_ptr,  # *int32 [2, NUM_CLASSES, K]
     best_ptr,  # *int64 [num_reqs], zero before and after
     arrivals_ptr,  # *int32 [num_reqs], zero before and after
     drafts_ptr,  # *int64 [num_reqs, K] (output)
@@ -56,7 +53,6 @@ def _propose_ngram_kernel(
     BLOCK: tl.constexpr,
     CLASS_WINDOW: tl.constexpr,
     CLASS_LENGTHS: tl.constexpr,
-    PRIOR_WEIGHT: tl.constexpr,
 ):
     batch_idx = tl.program_id(0).to(tl.int64)
     chunk_idx = tl.program_id(1)
@@ -135,8 +131,7 @@ def _propose_ngram_kernel(
         num_drafts = tl.minimum(num_drafts, first)
     is_draft = k < num_drafts
 
-    # Follow the match further back than it was looked for: the longer it is, the
-    # likelier it goes on.
+    # Follow the match further back than it was looked for.
     back = tl.arange(0, CLASS_WINDOW)
     behind = back < tl.where(match_len > 0, draft_start, 0)
     ours = tl.load(row_ptr + num_positions - back, mask=behind, other=-1)
@@ -146,14 +141,9 @@ def _propose_ngram_kernel(
     draft_class = tl.zeros((), tl.int32)
     for length in tl.static_range(len(CLASS_LENGTHS)):
         draft_class += (run >= CLASS_LENGTHS[length]).to(tl.int32)
-    NUM_CLASSES: tl.constexpr = len(CLASS_LENGTHS) + 1
-    cell = draft_class * K + k
-    in_row = is_draft & (k < K)
-    decided = tl.load(counts_ptr + cell, mask=in_row, other=0)
-    came_true = tl.load(counts_ptr + NUM_CLASSES * K + cell, mask=in_row, other=0)
-    prior = tl.load(prior_ptr + cell, mask=in_row, other=0.0)
-    confidence = (came_true + prior * PRIOR_WEIGHT) / (decided + PRIOR_WEIGHT)
-    confidence = tl.where(in_row, confidence, 0.0)
+    confidence = tl.load(
+        prior_ptr + draft_class * K + k, mask=is_draft & (k < K), other=0.0
+    )
     tokens = tl.where(is_draft, tokens, last_token).to(tl.int64)
     tl.store(drafts_ptr + batch_idx * K + k, tokens, mask=k < K)
     tl.store(confidences_ptr + batch_idx * K + k, confidence, mask=k < K)
@@ -168,7 +158,6 @@ def propose_ngram(
     num_sampled: torch.Tensor,
     placeholder_ids: torch.Tensor,
     prior: torch.Tensor,
-    counts: torch.Tensor,
     best: torch.Tensor,
     arrivals: torch.Tensor,
     drafts: torch.Tensor,
@@ -194,8 +183,6 @@ def propose_ngram(
         placeholder_ids: [any] int32, tokens that neither match nor are copied.
         prior: [NUM_CLASSES, K] float32, the chance that the target accepts draft k of
             a class, given the drafts before it, before anything was seen.
-        counts: [2, NUM_CLASSES, K] int32, how often such drafts were decided, and how
-            often they came true.
         best: [>= num_reqs] int64 scratch, zero before and after.
         arrivals: [>= num_reqs] int32 scratch, zero before and after.
         drafts: [>= num_reqs, K] int64 (output), unused places hold the last token.
@@ -222,7 +209,6 @@ def propose_ngram(
     assert drafts.dtype == torch.int64 and drafts.is_contiguous()
     assert confidences.is_contiguous() and confidences.shape[1] == num_slots
     assert prior.shape == (NUM_CLASSES, num_slots) and prior.is_contiguous()
-    assert counts.shape == (2, NUM_CLASSES, num_slots) and counts.is_contiguous()
     assert best.dtype == torch.int64 and best.shape[0] >= num_reqs
     assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_reqs
     assert 1 <= min_n <= max_n and 0 <= num_steps <= num_slots
@@ -237,7 +223,6 @@ def propose_ngram(
         num_sampled,
         placeholder_ids,
         prior,
-        counts,
         best,
         arrivals,
         drafts,
@@ -256,7 +241,6 @@ def propose_ngram(
         BLOCK=BLOCK,
         CLASS_WINDOW=CLASS_WINDOW,
         CLASS_LENGTHS=CLASS_LENGTHS,
-        PRIOR_WEIGHT=PRIOR_WEIGHT,
         num_warps=4,
     )
 

@@ -1,16 +1,19 @@
-"""Learn how often drafts come true, and tally what the new ones are worth.
+"""Learn how often drafts come true, and say what the new ones are worth.
 
 One launch a step. Each program takes one request. It first compares the tokens that
-the step emitted with the draft it holds for the request, whether that was verified or
-not, and books which draft places came true. Then it takes in the draft just made:
-the chance of each place goes to the request's slot, and the chance that all places up
-to it come true, its *value*, is tallied.
+the step emitted with the draft made for them, whether that was verified or not, and
+books which of its places came true. Then it takes the draft just made: what its places
+came to before corrects the chance that the drafter gives them; the chance that all
+places up to one come true is that one's *value*, which is tallied.
 
-Counts change by integer additions only, so the order of the programs does not matter
-and all ranks agree.
+A place is booked in a *cell*: the class that the drafter puts the draft in and the
+position, or, without classes, the chance that the drafter gives the place. Counts
+change by integer additions only, and the chances are read from a copy made before the
+step, so the order of the programs does not matter and all ranks agree.
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import torch
@@ -25,11 +28,25 @@ BIN_STEPS_PER_OCTAVE = 4
 # these emitted.
 ROUNDS, TOKENS = NUM_BINS, NUM_BINS + 1
 TALLY_WIDTH = NUM_BINS + 2
+# Chances that a drafter gives are told apart finest near 0 and 1.
+NUM_CONFIDENCES = 32
+_LOGIT_OF_FIRST, _LOGIT_OF_LAST = -3.5, 6.0
+# What the drafter says counts as much as this many places seen.
+PRIOR_WEIGHT = 4
 
 
 def bin_edges() -> list[float]:
-    """Return the lower edge of every bin but the last, falling."""
+    """Return the [NUM_BINS - 1] lower edges of all bins but the last, falling."""
     return [2.0 ** (-(i + 1) / BIN_STEPS_PER_OCTAVE) for i in range(NUM_BINS - 1)]
+
+
+def confidence_edges() -> list[float]:
+    """Return the [NUM_CONFIDENCES - 1] rising edges between the chances given."""
+    step = (_LOGIT_OF_LAST - _LOGIT_OF_FIRST) / (NUM_CONFIDENCES - 2)
+    return [
+        1.0 / (1.0 + math.exp(-(_LOGIT_OF_FIRST + i * step)))
+        for i in range(NUM_CONFIDENCES - 1)
+    ]
 
 
 @triton.jit
@@ -41,92 +58,88 @@ def _value_drafts_kernel(
     num_sampled_ptr,  # *int32 [num_reqs]
     drafts_ptr,  # *int64 [num_reqs, K]
     num_drafts_ptr,  # *int32 [max_num_reqs]
-    confidences_ptr,  # *float32 [num_reqs, K]
+    confidences_ptr,  # *float32 [num_reqs, K] (in and out)
     classes_ptr,  # *int32 [max_num_reqs]
-    edges_ptr,  # *float32 [NUM_BINS]
-    counts_ptr,  # *int32 [2, NUM_CLASSES, K] (in and out)
-    held_tokens_ptr,  # *int32 [max_num_reqs, K] (in and out)
-    held_ptr,  # *int32 [max_num_reqs, 4] (in and out)
+    bin_edges_ptr,  # *float32 [NUM_BINS]
+    confidence_edges_ptr,  # *float32 [NUM_CONFIDENCES]
+    known_ptr,  # *int32 [2, NUM_CELLS]
+    counts_ptr,  # *int32 [2, NUM_CELLS] (in and out)
+    made_tokens_ptr,  # *int32 [max_num_reqs, K] (in and out)
+    made_cells_ptr,  # *int32 [max_num_reqs, K] (in and out)
+    made_ptr,  # *int32 [max_num_reqs, 2] (in and out)
     slot_confidences_ptr,  # *float32 [max_num_reqs, K] (output)
-    tally_ptr,  # *int32 [2, TALLY_WIDTH] (in and out)
-    next_tally_ptr,  # *int32 [2, TALLY_WIDTH] (output)
-    HOLD: tl.constexpr,
-    NUM_CLASSES: tl.constexpr,
+    tally_ptr,  # *int32 [TALLY_WIDTH] (in and out)
+    next_tally_ptr,  # *int32 [TALLY_WIDTH] (output)
+    HAS_CLASSES: tl.constexpr,
+    NUM_CELLS: tl.constexpr,
     K: tl.constexpr,
     K_PO2: tl.constexpr,
+    NUM_CONFIDENCES: tl.constexpr,
     NUM_BINS: tl.constexpr,
-    TALLY_PO2: tl.constexpr,
+    PRIOR_WEIGHT: tl.constexpr,
 ):
     batch_idx = tl.program_id(0).to(tl.int64)
     if batch_idx == 0:
-        t = tl.arange(0, TALLY_PO2)
-        tl.store(next_tally_ptr + t, 0, mask=t < 2 * (NUM_BINS + 2))
+        t = tl.arange(0, 2 * NUM_BINS)
+        tl.store(next_tally_ptr + t, 0, mask=t < NUM_BINS + 2)
     slot = tl.load(idx_mapping_ptr + batch_idx).to(tl.int64)
     num_sampled = tl.load(num_sampled_ptr + batch_idx)
     k = tl.arange(0, K_PO2)
 
-    # What the step emitted, beside the draft held for the request.
+    # What the step emitted, beside the draft that was made for it.
     total_len = tl.load(total_len_ptr + slot)
     emitted_at = total_len - num_sampled
-    length = tl.load(held_ptr + slot * 4)
-    seen = tl.load(held_ptr + slot * 4 + 1)
-    at = tl.load(held_ptr + slot * 4 + 2)
-    held_class = tl.load(held_ptr + slot * 4 + 3)
-    # Another request's draft, or one whose next token was not looked at.
-    length = tl.where(at + seen == emitted_at, length, 0)
-    now = tl.minimum(num_sampled, length - seen)
+    num_made = tl.load(made_ptr + slot * 2)
+    # Else it is the draft of the slot's former request.
+    is_ours = tl.load(made_ptr + slot * 2 + 1) == emitted_at
+    num_decided = tl.where(is_ours, tl.minimum(num_made, num_sampled), 0)
     emitted = tl.load(
-        token_ids_ptr + slot * token_ids_stride + emitted_at + k, mask=k < now, other=-1
+        token_ids_ptr + slot * token_ids_stride + emitted_at + k,
+        mask=k < num_decided,
+        other=-1,
     )
-    held = tl.load(held_tokens_ptr + slot * K + seen + k, mask=k < now, other=-1)
-    wrong = (k < now) & (emitted != held)
-    first_wrong = tl.min(tl.where(wrong, k, K_PO2), axis=0)
-    num_right = tl.minimum(first_wrong, now)
-    if NUM_CLASSES > 0:
-        cell = counts_ptr + held_class * K + seen + k
-        tl.atomic_add(cell, 1, mask=(k < now) & (k <= first_wrong), sem="relaxed")
-        tl.atomic_add(cell + NUM_CLASSES * K, 1, mask=k < num_right, sem="relaxed")
+    made = tl.load(made_tokens_ptr + slot * K + k, mask=k < num_decided, other=-1)
+    cell = tl.load(made_cells_ptr + slot * K + k, mask=k < num_decided, other=0)
+    first_wrong = tl.min(tl.where(emitted != made, k, K_PO2), axis=0)
+    num_right = tl.minimum(first_wrong, num_decided)
+    num_seen = tl.minimum(first_wrong + 1, num_decided)
+    tl.atomic_add(counts_ptr + cell, 1, mask=k < num_seen, sem="relaxed")
+    tl.atomic_add(counts_ptr + NUM_CELLS + cell, 1, mask=k < num_right, sem="relaxed")
 
     # The draft just made.
     num_drafts = tl.load(num_drafts_ptr + slot)
     num_drafts = tl.where(num_sampled > 0, tl.minimum(tl.maximum(num_drafts, 0), K), 0)
     is_draft = k < num_drafts
-    confidence = tl.load(confidences_ptr + batch_idx * K + k, mask=is_draft, other=0.0)
+    given = tl.load(confidences_ptr + batch_idx * K + k, mask=is_draft, other=0.0)
     # A drafter may publish anything: NaN counts as no chance, the rest is clamped.
-    confidence = tl.where(confidence == confidence, confidence, 0.0)
-    confidence = tl.minimum(tl.maximum(confidence, 0.0), 1.0)
+    given = tl.where(given == given, given, 0.0)
+    given = tl.minimum(tl.maximum(given, 0.0), 1.0)
+    if HAS_CLASSES:
+        cell = tl.load(classes_ptr + slot) * K + k
+    else:
+        edge = tl.load(confidence_edges_ptr + tl.arange(0, NUM_CONFIDENCES))
+        cell = tl.sum((given[:, None] >= edge[None, :]).to(tl.int32), axis=1)
+    cell = tl.where(is_draft, cell, 0)
+    seen = tl.load(known_ptr + cell, mask=is_draft, other=0)
+    right = tl.load(known_ptr + NUM_CELLS + cell, mask=is_draft, other=0)
+    confidence = (right + given * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
+    confidence = tl.where(is_draft, confidence, 0.0)
+    tl.store(confidences_ptr + batch_idx * K + k, confidence, mask=k < K)
     tl.store(slot_confidences_ptr + slot * K + k, confidence, mask=k < K)
+
     value = tl.cumprod(confidence, axis=0)
-    edge = tl.load(edges_ptr + tl.arange(0, NUM_BINS))
-    which = tl.sum((value[:, None] < edge[None, :]).to(tl.int32), axis=1)
+    lower = tl.load(bin_edges_ptr + tl.arange(0, NUM_BINS))
+    which = tl.sum((value[:, None] < lower[None, :]).to(tl.int32), axis=1)
     tl.atomic_add(tally_ptr + which, 1, mask=is_draft, sem="relaxed")
-    sampled = num_sampled > 0
-    tl.atomic_add(tally_ptr + NUM_BINS, sampled.to(tl.int32), sem="relaxed")
+    is_round = (num_sampled > 0).to(tl.int32)
+    tl.atomic_add(tally_ptr + NUM_BINS, is_round, sem="relaxed")
     tl.atomic_add(tally_ptr + NUM_BINS + 1, num_sampled, sem="relaxed")
 
-    # A held draft stays until it is wrong or used up: what would have been drafted
-    # anew had its right tokens been taken all at once.
-    fresh = sampled & ((seen + now >= length) | (first_wrong < now) | (not HOLD))
-    fresh_tally_ptr = tally_ptr + NUM_BINS + 2
-    tl.atomic_add(
-        fresh_tally_ptr + which,
-        1,
-        mask=k < tl.where(fresh, num_drafts, 0),
-        sem="relaxed",
-    )
-    tl.atomic_add(fresh_tally_ptr + NUM_BINS, fresh.to(tl.int32), sem="relaxed")
-    emitted_here = tl.where(fresh, num_sampled, 0)
-    tl.atomic_add(fresh_tally_ptr + NUM_BINS + 1, emitted_here, sem="relaxed")
-    if fresh:
-        tokens = tl.load(drafts_ptr + batch_idx * K + k, mask=is_draft, other=-1)
-        tl.store(held_tokens_ptr + slot * K + k, tokens.to(tl.int32), mask=is_draft)
-        tl.store(held_ptr + slot * 4, num_drafts)
-        tl.store(held_ptr + slot * 4 + 1, 0)
-        tl.store(held_ptr + slot * 4 + 2, total_len)
-        if NUM_CLASSES > 0:
-            tl.store(held_ptr + slot * 4 + 3, tl.load(classes_ptr + slot))
-    elif sampled:
-        tl.store(held_ptr + slot * 4 + 1, seen + now)
+    tokens = tl.load(drafts_ptr + batch_idx * K + k, mask=is_draft, other=-1)
+    tl.store(made_tokens_ptr + slot * K + k, tokens.to(tl.int32), mask=is_draft)
+    tl.store(made_cells_ptr + slot * K + k, cell, mask=is_draft)
+    tl.store(made_ptr + slot * 2, num_drafts)
+    tl.store(made_ptr + slot * 2 + 1, total_len)
 
 
 def value_drafts(
@@ -138,15 +151,16 @@ def value_drafts(
     num_drafts: torch.Tensor,
     confidences: torch.Tensor,
     classes: torch.Tensor | None,
-    edges: torch.Tensor,
-    counts: torch.Tensor | None,
-    held_tokens: torch.Tensor,
-    held: torch.Tensor,
+    bin_edges: torch.Tensor,
+    confidence_edges: torch.Tensor,
+    known: torch.Tensor,
+    counts: torch.Tensor,
+    made_tokens: torch.Tensor,
+    made_cells: torch.Tensor,
+    made: torch.Tensor,
     slot_confidences: torch.Tensor,
     tally: torch.Tensor,
     next_tally: torch.Tensor,
-    *,
-    hold: bool,
 ) -> None:
     """Book the drafts that the step's tokens decide, and take in the new ones.
 
@@ -158,22 +172,24 @@ def value_drafts(
         drafts: [>= num_reqs, K] int64, just made.
         num_drafts: [max_num_reqs] int32 by slot, the leading drafts that are real;
             clamped to 0..K.
-        confidences: [>= num_reqs, K] float32, the chance that the target accepts a
-            place given those before it; clamped, NaN counts as 0.
-        classes: [max_num_reqs] int32 by slot, the row of ``counts`` that a draft is
-            booked in, or None to book nothing.
-        edges: [NUM_BINS] float32, :func:`bin_edges` and 0.
-        counts: [2, classes, K] int32 (in and out): how often a place was decided, and
-            how often it came true; None with ``classes``.
-        held_tokens: [max_num_reqs, K] int32 (in and out), the draft of each slot.
-        held: [max_num_reqs, 4] int32 (in and out): its length, how many of its tokens
-            were decided, where in the row it begins, its class.
-        slot_confidences: [max_num_reqs, K] float32 (output), by slot.
-        tally: [2, TALLY_WIDTH] int32 (in and out), zero before: draft places by value
-            and, last, rounds and the tokens that these emitted; first all, then those
-            of drafts that were taken to be held.
-        next_tally: [2, TALLY_WIDTH] int32 (output), zeroed for the next step.
-        hold: keep a draft until it is decided whole, though a newer one was made.
+        confidences: [>= num_reqs, K] float32 (in and out), the chance that the target
+            accepts a place given those before it, as the drafter says (clamped, NaN
+            counts as 0), and corrected; 0 in unused places.
+        classes: [max_num_reqs] int32 by slot, what kind of draft it is; None where
+            places are told apart by the chance that the drafter gives them.
+        bin_edges: [NUM_BINS] float32, :func:`bin_edges` and 0.
+        confidence_edges: [NUM_CONFIDENCES] float32, :func:`confidence_edges` and 2.
+        known: [2, cells] int32, ``counts`` as they were before the step.
+        counts: [2, cells] int32 (in and out), how often places were decided, and how
+            often they came true. Cells are classes times K, or NUM_CONFIDENCES.
+        made_tokens: [max_num_reqs, K] int32 (in and out), the newest draft by slot.
+        made_cells: [max_num_reqs, K] int32 (in and out), where it is booked.
+        made: [max_num_reqs, 2] int32 (in and out), its length, and where in the row
+            it begins.
+        slot_confidences: [max_num_reqs, K] float32 (output), the corrected chances.
+        tally: [TALLY_WIDTH] int32 (in and out), zero before: draft places by value,
+            then rounds and the tokens that these emitted.
+        next_tally: [TALLY_WIDTH] int32 (output), zeroed for the next step.
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs == 0:
@@ -181,9 +197,7 @@ def value_drafts(
     num_slots = confidences.shape[1]
     assert drafts.dtype == torch.int64 and drafts.stride() == (num_slots, 1)
     assert confidences.stride() == (num_slots, 1)
-    assert held.shape[1] == 4 and held_tokens.shape[1] == num_slots
-    assert (classes is None) == (counts is None)
-    num_classes = 0 if counts is None else counts.shape[1]
+    assert made.shape[1] == 2 and made_tokens.shape[1] == num_slots
     _value_drafts_kernel[(num_reqs,)](
         token_ids,
         token_ids.stride(0),
@@ -193,32 +207,26 @@ def value_drafts(
         drafts,
         num_drafts,
         confidences,
-        held if classes is None else classes,
-        edges,
-        held if counts is None else counts,
-        held_tokens,
-        held,
+        made if classes is None else classes,
+        bin_edges,
+        confidence_edges,
+        known,
+        counts,
+        made_tokens,
+        made_cells,
+        made,
         slot_confidences,
         tally,
         next_tally,
-        HOLD=hold,
-        NUM_CLASSES=num_classes,
+        HAS_CLASSES=classes is not None,
+        NUM_CELLS=counts.shape[1],
         K=num_slots,
         K_PO2=triton.next_power_of_2(num_slots),
+        NUM_CONFIDENCES=NUM_CONFIDENCES,
         NUM_BINS=NUM_BINS,
-        TALLY_PO2=triton.next_power_of_2(2 * TALLY_WIDTH),
+        PRIOR_WEIGHT=PRIOR_WEIGHT,
         num_warps=1,
     )
-
-
-@dataclass
-class HeldDraft:
-    """The draft of a request that the reference still compares."""
-
-    tokens: list[int]
-    seen: int
-    at: int
-    draft_class: int
 
 
 @dataclass
@@ -226,51 +234,58 @@ class DraftValuesRef:
     """The same in plain Python, one request at a time."""
 
     num_slots: int
-    hold: bool = False
-    held: dict[int, HeldDraft] = field(default_factory=dict)
-    # (class, place) -> [decided, came true]
-    counts: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    tallies: list[list[int]] = field(
-        default_factory=lambda: [[0] * TALLY_WIDTH, [0] * TALLY_WIDTH]
-    )
+    has_classes: bool
+    # slot -> (tokens, cells, where they begin)
+    made: dict[int, tuple[list[int], list[int], int]] = field(default_factory=dict)
+    # cell -> [decided, came true]
+    counts: dict[int, list[int]] = field(default_factory=dict)
+    known: dict[int, list[int]] = field(default_factory=dict)
+    tally: list[int] = field(default_factory=lambda: [0] * TALLY_WIDTH)
 
-    def step(
+    def begin_step(self) -> None:
+        """Begin a step: what was counted so far is known in all of it."""
+        self.known = {cell: list(counts) for cell, counts in self.counts.items()}
+        self.tally = [0] * TALLY_WIDTH
+
+    def take(
         self,
         slot: int,
         row: list[int],
         num_sampled: int,
         draft: list[int],
-        confidences: list[float],
+        given: list[float],
         draft_class: int,
-    ) -> None:
-        """Book one request's step; ``row`` holds its tokens after it."""
+    ) -> list[float]:
+        """Take one request's step; ``row`` holds its tokens after it.
+
+        Returns:
+            The corrected chances of the draft's places.
+        """
+        emitted = row[len(row) - num_sampled :]
+        tokens, cells, begins = self.made.get(slot, ([], [], -1))
+        if begins == len(row) - num_sampled:
+            for token, cell, came in zip(tokens, cells, emitted, strict=False):
+                count = self.counts.setdefault(cell, [0, 0])
+                count[0] += 1
+                if token != came:
+                    break
+                count[1] += 1
         if num_sampled == 0:
-            return
-        emitted_at = len(row) - num_sampled
-        held = self.held.get(slot)
-        if held is not None and held.at + held.seen != emitted_at:
-            held = None
-        decided = held is None
-        if held is not None:
-            for token in row[emitted_at:]:
-                if held.seen == len(held.tokens):
-                    break
-                cell = self.counts.setdefault((held.draft_class, held.seen), [0, 0])
-                cell[0] += 1
-                if token != held.tokens[held.seen]:
-                    decided = True
-                    break
-                cell[1] += 1
-                held.seen += 1
-            decided = decided or held.seen == len(held.tokens)
-        fresh = decided or not self.hold
-        for tally in self.tallies if fresh else self.tallies[:1]:
-            tally[ROUNDS] += 1
-            tally[TOKENS] += num_sampled
-            value = 1.0
-            for confidence in confidences[: len(draft)]:
-                bounded = 0.0 if math.isnan(confidence) else confidence
-                value *= min(max(bounded, 0.0), 1.0)
-                tally[sum(value < edge for edge in bin_edges())] += 1
-        if fresh:
-            self.held[slot] = HeldDraft(list(draft), 0, len(row), draft_class)
+            self.made[slot] = ([], [], len(row))
+            return []
+        self.tally[ROUNDS] += 1
+        self.tally[TOKENS] += num_sampled
+        new_cells, confidences, value = [], [], 1.0
+        for k in range(len(draft)):
+            chance = 0.0 if math.isnan(given[k]) else min(max(given[k], 0.0), 1.0)
+            cell = bisect_right(confidence_edges(), chance)
+            if self.has_classes:
+                cell = draft_class * self.num_slots + k
+            seen, right = self.known.get(cell, [0, 0])
+            confidence = (right + chance * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
+            value *= confidence
+            self.tally[sum(value < edge for edge in bin_edges())] += 1
+            new_cells.append(cell)
+            confidences.append(confidence)
+        self.made[slot] = (list(draft), new_cells, len(row))
+        return confidences

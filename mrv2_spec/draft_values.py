@@ -4,31 +4,35 @@ from typing import Any
 
 import torch
 
-from mrv2_spec.kernels.value_drafts import TALLY_WIDTH, bin_edges, value_drafts
+from mrv2_spec.kernels.value_drafts import (
+    NUM_CONFIDENCES,
+    TALLY_WIDTH,
+    bin_edges,
+    confidence_edges,
+    value_drafts,
+)
 
 # Counts above this are halved, so that old traffic fades, and how often this is looked
 # at.
-MAX_COUNT = 512
+MAX_COUNT = 1024
 STEPS_BETWEEN_HALVINGS = 16
 
 
 class DraftValues:
-    """Books which drafts come true, and publishes the value of the new ones.
+    """Books which drafts come true, and corrects the chances of the new ones.
 
     Args:
         max_num_reqs: request slots.
         num_speculative_tokens: K, the places of a draft.
-        num_classes: kinds of draft whose acceptance is learned apart; 0 where the
-            drafter's own confidences are taken as they are.
+        num_classes: kinds of draft that the drafter tells apart; 0 where places are
+            told apart by the chances that it gives them.
         device: where all of this lives.
 
     Attributes:
-        counts: [2, num_classes, K] int32, decided and come true; None without classes.
-        classes: [max_num_reqs] int32 by slot, written by the drafter; likewise.
+        counts: [2, cells] int32, places decided and come true.
+        classes: [max_num_reqs] int32 by slot, written by the drafter; None without
+            classes.
         confidences: [max_num_reqs, K] float32 by slot, of the newest drafts.
-        tally: [2, TALLY_WIDTH] int32, of the newest step: its draft places by value
-            and, last, its rounds and their tokens; of all drafts, and of those that
-            would also have been made had every right token been taken at once.
     """
 
     def __init__(
@@ -40,22 +44,25 @@ class DraftValues:
     ) -> None:
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         shape = (max_num_reqs, num_speculative_tokens)
-        self.counts: torch.Tensor | None = None
+        num_cells = num_classes * num_speculative_tokens or NUM_CONFIDENCES
+        self.counts = torch.zeros(2, num_cells, **ints)
         self.classes: torch.Tensor | None = None
         if num_classes:
-            self.counts = torch.zeros(2, num_classes, num_speculative_tokens, **ints)
             self.classes = torch.zeros(max_num_reqs, **ints)
         self.confidences = torch.zeros(shape, dtype=torch.float32, device=device)
-        # Whether the drafts of the coming steps go unverified.
-        self.unverified = False
-        self._edges = torch.tensor([*bin_edges(), 0.0], device=device)
-        self._held_tokens = torch.zeros(shape, **ints)
-        self._held = torch.zeros(max_num_reqs, 4, **ints)
-        self._tallies = torch.zeros(2, 2, TALLY_WIDTH, **ints)
+        self._bin_edges = torch.tensor([*bin_edges(), 0.0], device=device)
+        self._confidence_edges = torch.tensor([*confidence_edges(), 2.0], device=device)
+        self._known = torch.zeros_like(self.counts)
+        self._made_tokens = torch.zeros(shape, **ints)
+        self._made_cells = torch.zeros(shape, **ints)
+        self._made = torch.zeros(max_num_reqs, 2, **ints)
+        self._tallies = torch.zeros(2, TALLY_WIDTH, **ints)
         self._steps = 0
 
     @property
     def tally(self) -> torch.Tensor:
+        """[TALLY_WIDTH] int32: the newest step's draft places by value, then its
+        rounds and the tokens that they emitted."""
         tally: torch.Tensor = self._tallies[self._steps % 2]
         return tally
 
@@ -80,21 +87,28 @@ class DraftValues:
             num_drafts,
             confidences,
             self.classes,
-            self._edges,
+            self._bin_edges,
+            self._confidence_edges,
+            self._known,
             self.counts,
-            self._held_tokens,
-            self._held,
+            self._made_tokens,
+            self._made_cells,
+            self._made,
             self.confidences,
             self._tallies[self._steps % 2],
             self._tallies[(self._steps + 1) % 2],
-            hold=self.unverified,
         )
-        if self.counts is not None and self._steps % STEPS_BETWEEN_HALVINGS == 0:
+        if self._steps % STEPS_BETWEEN_HALVINGS == 0:
             self.counts >>= (self.counts[:1] > MAX_COUNT).to(torch.int32)
+        self._known.copy_(self.counts)
 
     def reset(self) -> None:
         """Forget all drafts and what was learned from them."""
-        for tensor in (self._held, self._tallies, self.confidences):
+        for tensor in (
+            self.counts,
+            self._known,
+            self._made,
+            self._tallies,
+            self.confidences,
+        ):
             tensor.zero_()
-        if self.counts is not None:
-            self.counts.zero_()

@@ -38,7 +38,7 @@ class NgramSpeculator(RowSpeculator):
 
     The draft ends where the context ends, never crosses the model's length, and
     neither matches nor copies multimodal placeholders. One kernel launch a step. How
-    likely a draft is accepted is learned by the length of its match and the position.
+    likely a draft is accepted is learned by the length of its match and by position.
     """
 
     num_draft_classes = NUM_CLASSES
@@ -70,7 +70,7 @@ class NgramSpeculator(RowSpeculator):
     def draft(self, step: StepInputs) -> None:
         """Draft for the batch; see :meth:`RowSpeculator.draft`."""
         values = self.draft_values
-        assert values.counts is not None and values.classes is not None
+        assert values.classes is not None
         propose_ngram(
             step.rows.token_ids,
             step.idx_mapping,
@@ -78,7 +78,6 @@ class NgramSpeculator(RowSpeculator):
             step.num_sampled,
             self.placeholder_ids,
             self._prior,
-            values.counts,
             self._best,
             self._arrivals,
             self.draft_tokens,

@@ -14,55 +14,56 @@ from mrv2_spec.step_costs import Floats, StepCosts
 
 # What a draft of each bin is worth: the middle of the bin, in octaves.
 _BIN_VALUES = 2.0 ** (-(np.arange(NUM_BINS) + 0.5) / BIN_STEPS_PER_OCTAVE)
-# Budgets at which the value of a step's best drafts is followed.
-_BUDGETS = np.concatenate(
-    [np.arange(0, 32, 2), np.arange(32, 128, 8), np.arange(128, 1025, 32), [8192]]
-).astype(np.float64)
-# Half of what is known about values comes from so many rounds, or from so many steps,
-# whichever is more; and never from more than the last number of steps.
-_HALF_LIFE_ROUNDS = 128
-_MIN_HALF_LIFE_STEPS, _MAX_HALF_LIFE_STEPS = 3, 64
+# Places a request at which the value of a step's best drafts is followed.
+_PLACES = np.concatenate(([0.0], 2.0 ** np.arange(-6.0, 7.25, 0.25)))
+# Budgets to choose from where no graph's size is to be used up.
+_COARSE = np.unique(np.round(2.0 ** np.arange(0.0, 14.25, 0.25)))
+# What is known about values is the mean of about so many steps. A budget chosen from
+# the last step alone is wrong as often as that was unusual.
+_STEPS_AVERAGED = 16
 # A budget must be better than none by this to be chosen: costs are not exact.
 _MARGIN = 1.01
 # Drafting stops when it has not paid for so many steps, and begins again when it would
 # have paid, by more than the margin that scheduling drafts may cost, for so many.
-_STEPS_TO_SLEEP, _STEPS_TO_WAKE = 32, 8
+_STEPS_TO_SLEEP = 32
+_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 8, 256
 _WAKE_MARGIN = 1.04
 # In the first steps nothing is known: a step of up to so many tokens is verified whole.
 _FREE_TOKENS = 16
 
 
 class ValueCurve:
-    """The expected value of a step's best drafts by their number, a moving average."""
+    """What a step's best drafts are worth by their number, both a request.
+
+    A mean of the steps' curves, not the curve of their mean: budgets are for single
+    steps, and with few requests most of the drafts come in few of the steps.
+    """
 
     def __init__(self) -> None:
-        self.rounds = 0.0
-        self._values = np.zeros_like(_BUDGETS)
+        self._values = np.zeros_like(_PLACES)
+        self._steps = 0
 
     @property
     def is_known(self) -> bool:
-        return self.rounds > 0
+        """Tell whether any step was seen."""
+        return self._steps > 0
 
     def observe(self, tally: npt.NDArray[np.int32]) -> None:
         """Take in a step; [TALLY_WIDTH] draft places by value, and rounds."""
         rounds = float(tally[ROUNDS])
         if rounds == 0:
             return
-        places = np.concatenate(([0.0], np.cumsum(tally[:NUM_BINS])))
-        values = np.concatenate(([0.0], np.cumsum(tally[:NUM_BINS] * _BIN_VALUES)))
-        half_life = min(
-            max(_HALF_LIFE_ROUNDS / rounds, _MIN_HALF_LIFE_STEPS), _MAX_HALF_LIFE_STEPS
-        )
-        new = 1.0 if not self.is_known else 1.0 - 0.5 ** (1.0 / half_life)
-        self._values += new * (np.interp(_BUDGETS, places, values) - self._values)
-        self.rounds += new * (rounds - self.rounds)
+        counts = tally[:NUM_BINS] / rounds
+        places = np.concatenate(([0.0], np.cumsum(counts)))
+        values = np.concatenate(([0.0], np.cumsum(counts * _BIN_VALUES)))
+        self._steps = min(self._steps + 1, _STEPS_AVERAGED)
+        new = np.interp(_PLACES, places, values)
+        self._values += (new - self._values) / self._steps
 
     def __call__(self, budgets: Floats, num_requests: int) -> Floats:
         """Return what the best drafts of so many requests are worth, by budget."""
-        scale = num_requests / self.rounds
-        # More requests bring more drafts of the same kind.
-        expected: Floats = scale * np.interp(budgets / scale, _BUDGETS, self._values)
-        return expected
+        worth: Floats = np.interp(budgets / num_requests, _PLACES, self._values)
+        return worth * num_requests
 
 
 class DraftPolicy:
@@ -85,19 +86,20 @@ class DraftPolicy:
         self.expected_accepted = 0.0
         self._may_sleep = may_sleep
         self._graph_sizes: Sequence[int] = ()
-        self._all = ValueCurve()
-        self._fresh = ValueCurve()
+        self._curve = ValueCurve()
+        self._steps_in_state = 0
+        # Steps in a row that spoke for the other state.
         self._steps_against = 0
+        self._steps_to_wake = _MIN_STEPS_TO_WAKE
 
     def use_costs(self, costs: StepCosts, graph_sizes: Sequence[int]) -> None:
         """Go by costs measured for graphs of these ascending sizes."""
         self.costs = costs
         self._graph_sizes = graph_sizes
 
-    def observe(self, tallies: npt.NDArray[np.int32]) -> None:
-        """Take in the tallies of an earlier step; [2, TALLY_WIDTH]."""
-        self._all.observe(tallies[0])
-        self._fresh.observe(tallies[1])
+    def observe(self, tally: npt.NDArray[np.int32]) -> None:
+        """Take in the tally of an earlier step; [TALLY_WIDTH]."""
+        self._curve.observe(tally)
 
     def choose(
         self,
@@ -117,38 +119,48 @@ class DraftPolicy:
         limit = max(0, min(num_scheduled_drafts, max_draft_budget))
         if limit == 0:
             return 0
-        if not self._all.is_known:
+        if not self._curve.is_known:
             return max(0, min(_FREE_TOKENS - num_non_draft_tokens, limit))
+        budget = self._best(num_non_draft_tokens, num_drafting, limit)
         if self.asleep:
-            self._maybe_wake(num_non_draft_tokens, num_drafting, limit)
+            self._maybe_wake()
             return 0
-        budget = self._best(self._all, num_non_draft_tokens, num_drafting, limit)
-        self._count(budget == 0, _STEPS_TO_SLEEP)
+        self._steps_in_state += 1
+        self._steps_against = self._steps_against + 1 if budget == 0 else 0
+        if self._may_sleep and self._steps_against >= _STEPS_TO_SLEEP:
+            self._fall_asleep()
         return budget
 
     def pass_by(self, num_tokens: int, num_requests: int, max_drafts: int) -> None:
         """Take note of a step without drafts; asleep, that is what wakes it."""
-        if self.asleep:
-            self._maybe_wake(num_tokens, num_requests, max_drafts)
+        if self.asleep and num_requests and max_drafts > 0:
+            self._best(num_tokens, num_requests, max_drafts)
+            self._maybe_wake()
 
-    def _maybe_wake(self, num_tokens: int, num_requests: int, max_drafts: int) -> None:
-        if not self._fresh.is_known or num_requests == 0:
-            return
-        self._best(self._fresh, num_tokens, num_requests, max_drafts)
-        self._count(self.gain >= _WAKE_MARGIN, _STEPS_TO_WAKE)
+    def _fall_asleep(self) -> None:
+        # Where it woke for nothing, the next time it takes more to wake it: in the
+        # middle of a copy every draft looks good until one of them was taken.
+        woke_for_nothing = self._steps_in_state <= 2 * _STEPS_TO_SLEEP
+        self._steps_to_wake = (
+            min(2 * self._steps_to_wake, _MAX_STEPS_TO_WAKE)
+            if woke_for_nothing
+            else _MIN_STEPS_TO_WAKE
+        )
+        self.asleep = True
+        self._steps_in_state = self._steps_against = 0
 
-    def _count(self, is_against: bool, limit: int) -> None:
-        self._steps_against = self._steps_against + 1 if is_against else 0
-        if self._steps_against >= limit and self._may_sleep:
-            self.asleep = not self.asleep
-            self._steps_against = 0
+    def _maybe_wake(self) -> None:
+        self._steps_against = (
+            self._steps_against + 1 if self.gain >= _WAKE_MARGIN else 0
+        )
+        if self._steps_against >= self._steps_to_wake:
+            self.asleep = False
+            self._steps_in_state = self._steps_against = 0
 
-    def _best(
-        self, curve: ValueCurve, num_tokens: int, num_requests: int, limit: int
-    ) -> int:
+    def _best(self, num_tokens: int, num_requests: int, limit: int) -> int:
         """Return the best budget, 0 if none is clearly better than none."""
         budgets = self._candidates(num_tokens, limit)
-        accepted = curve(budgets, num_requests)
+        accepted = self._curve(budgets, num_requests)
         rates = (num_requests + accepted) / self.costs.drafting(num_tokens + budgets)
         plain_cost = self.costs.plain(np.array([float(num_tokens)]))[0]
         best = int(np.argmax(rates))
@@ -162,5 +174,5 @@ class DraftPolicy:
         sizes = np.asarray(self._graph_sizes, np.float64) - num_tokens
         inside = sizes[(sizes > 0) & (sizes < limit)]
         most = self._graph_sizes[-1] if self._graph_sizes else 0
-        outside = _BUDGETS[(_BUDGETS + num_tokens > most) & (_BUDGETS > 0)]
+        outside = _COARSE[_COARSE + num_tokens > most]
         return np.concatenate((inside, outside[outside < limit], [float(limit)]))

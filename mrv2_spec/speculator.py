@@ -32,7 +32,8 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         num_valid_drafts_for_trim: [max_num_reqs] int32, by slot, the leading drafts
             of a row that are real.
         draft_token_confidence_probs: [max_num_reqs, K] float32, batch-ordered, the
-            chance that the target accepts a draft given those before it.
+            chance that the target accepts a draft given those before it, as experience
+            corrects what the drafter says.
     """
 
     supports_mm_inputs = False
@@ -40,7 +41,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     draft_logits = None
     # The rows are scanned every step: they must not live in host memory.
     needs_dense_token_rows = True
-    # Kinds of draft whose acceptance is learned apart; 0: the drafter learns itself.
+    # Kinds of draft that the drafter tells apart; 0: only the chances that it gives.
     num_draft_classes = 0
 
     def __init__(

@@ -29,17 +29,13 @@ def costs(base: float, row: float, surcharge: float = 0.0) -> StepCosts:
     return StepCosts(curve(base), curve(base + surcharge))
 
 
-def tally(
-    num_requests: int, values: Sequence[float], num_fresh: int | None = None
-) -> np.ndarray:
-    """Return a step's tallies where all drafts have places of such values."""
-    tallies = np.zeros((2, TALLY_WIDTH), np.int32)
-    counts = (num_requests, num_requests if num_fresh is None else num_fresh)
-    for row, rounds in zip(tallies, counts, strict=True):
-        row[ROUNDS] = row[TOKENS] = rounds
-        for value in values:
-            row[sum(value < edge for edge in bin_edges())] += rounds
-    return tallies
+def tally(num_requests: int, values: Sequence[float], share: float = 1.0) -> np.ndarray:
+    """Return a step's tally where a share of the drafts has places of such values."""
+    counts = np.zeros(TALLY_WIDTH, np.int32)
+    counts[ROUNDS] = counts[TOKENS] = num_requests
+    for value in values:
+        counts[sum(value < edge for edge in bin_edges())] += round(share * num_requests)
+    return counts
 
 
 def policy(costs: StepCosts, may_sleep: bool = True) -> DraftPolicy:
@@ -116,35 +112,54 @@ def test_the_first_steps_are_verified_where_that_is_free() -> None:
     assert made.choose(2, 2, 2 * K, 4096) == 14
     assert made.choose(40, 40, 40 * K, 4096) == 0
     # Nothing was sampled: still nothing is known.
-    made.observe(np.zeros((2, TALLY_WIDTH), np.int32))
+    made.observe(np.zeros(TALLY_WIDTH, np.int32))
     assert made.choose(2, 2, 2 * K, 4096) == 14
+
+
+def steps_until(made: DraftPolicy, asleep: bool, step: np.ndarray) -> int:
+    """Return after how many such steps it sleeps, or wakes."""
+    for steps in range(1000):
+        if made.asleep == asleep:
+            return steps
+        made.observe(step)
+        if made.asleep:
+            made.pass_by(256, 256, 4096)
+        else:
+            made.choose(256, 256, 256 * K, 4096)
+    raise AssertionError(f"asleep is still {made.asleep}")
+
+
+BAD = tally(256, [0.1])
+GOOD = tally(256, [0.99] * K, share=0.2)
 
 
 def test_sleeps_when_nothing_pays_and_wakes_when_it_would() -> None:
     made = policy(costs(4.6, 0.0228))
-    steps = 0
-    while not made.asleep:
-        made.observe(tally(256, [0.1]))
-        assert made.choose(256, 256, 256 * K, 4096) == 0
-        steps += 1
-        assert steps < 100
-    assert steps > 20
-    for _ in range(100):
-        made.observe(tally(256, [0.1]))
+    assert 20 < steps_until(made, True, BAD) < 50
+    for _ in range(300):
+        made.observe(BAD)
         made.pass_by(256, 256, 4096)
-        assert made.asleep
-    # In the middle of copies all drafts look good; few would be made were they taken.
-    for _ in range(100):
-        made.observe(tally(256, [0.99] * K, num_fresh=0))
-        made.pass_by(256, 256, 4096)
-        assert made.asleep
-    steps = 0
-    while made.asleep:
-        made.observe(tally(256, [0.99] * K, num_fresh=40))
-        made.pass_by(256, 256, 4096)
-        steps += 1
-        assert steps < 100
+        # Places that were scheduled before it fell asleep are not verified.
+        assert made.asleep and made.choose(256, 256, 256 * K, 4096) == 0
+    assert steps_until(made, False, GOOD) < 40
     assert made.choose(256, 256, 256 * K, 4096) > 0
+
+
+def test_waking_for_nothing_makes_it_sleep_deeper() -> None:
+    made = policy(costs(4.6, 0.0228))
+    steps_until(made, True, BAD)
+    naps = []
+    for _ in range(5):
+        naps.append(steps_until(made, False, GOOD))
+        steps_until(made, True, BAD)
+    assert naps[-1] > 5 * naps[0]
+    # Having been of use it is as easily woken as ever.
+    steps_until(made, False, GOOD)
+    for _ in range(200):
+        made.observe(GOOD)
+        made.choose(256, 256, 256 * K, 4096)
+    steps_until(made, True, BAD)
+    assert steps_until(made, False, GOOD) < 40
 
 
 def test_never_sleeps_where_it_could_not_wake() -> None:
@@ -160,7 +175,7 @@ def test_ranks_agree(rng: random.Random) -> None:
     for _ in range(300):
         num_requests = rng.randint(1, 256)
         values = [rng.random() for _ in range(rng.randrange(K))]
-        tallies = tally(num_requests, values, rng.randint(0, num_requests))
+        tallies = tally(num_requests, values, rng.random())
         chosen = set()
         for made in ranks:
             made.observe(tallies.copy())

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mrv2_spec.draft_values import DraftValues
-from mrv2_spec.integration.judging import NUM_CONFIDENCE_CLASSES, judge_drafts
+from mrv2_spec.integration.judging import judge_drafts
 from mrv2_spec.integration.methods import served_method, speculator_class
 from mrv2_spec.integration.patching import Patch
 
@@ -47,9 +47,7 @@ def _values_for(speculator: Any, req_states: Any) -> DraftValues:
         own: DraftValues = speculator.draft_values
         return own
     num_slots = req_states.num_speculative_steps
-    values = DraftValues(
-        req_states.max_num_reqs, num_slots, NUM_CONFIDENCE_CLASSES, req_states.device
-    )
+    values = DraftValues(req_states.max_num_reqs, num_slots, 0, req_states.device)
     if getattr(speculator, "num_valid_drafts_for_trim", None) is not None:
         speculator.propose = judge_drafts(speculator, req_states, values)
     return values

@@ -115,8 +115,8 @@ class TrimManager:
             the step.
         """
         policy = self.policy
-        tallies = self._lagged.read()
-        policy.observe(tallies)
+        tally = self._lagged.read()
+        policy.observe(tally)
         num_reqs = len(num_tokens_per_req)
         num_tokens = sum(num_tokens_per_req.values())
         num_drafts = sum(map(len, draft_tokens.values()))
@@ -136,9 +136,8 @@ class TrimManager:
                 num_decoding,
                 min(num_places, self._trimmer.max_draft_budget(num_reqs)),
             )
-        self._draft_values.unverified = policy.asleep
         if self._log is not None:
-            self._log.note(self._draft_budget, len(draft_tokens), num_drafts, tallies)
+            self._log.note(self._draft_budget, len(draft_tokens), num_drafts, tally)
         return self._draft_budget
 
     def get_num_tokens(

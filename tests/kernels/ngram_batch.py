@@ -8,7 +8,6 @@ import torch
 
 from mrv2_spec.kernels.propose_ngram import (
     NUM_CLASSES,
-    PRIOR_WEIGHT,
     match_class_ref,
     propose_ngram,
     propose_ngram_ref,
@@ -66,9 +65,6 @@ class Batch:
         self.total_len = total_len.to(self.device)
         shape = (NUM_CLASSES, self.num_slots)
         self.prior = torch.rand(shape, device=self.device).clamp(0.01, 0.99)
-        decided = torch.randint(0, 600, shape, device=self.device)
-        came_true = (decided * torch.rand(shape, device=self.device)).to(torch.int32)
-        self.counts = torch.stack([decided.to(torch.int32), came_true])
         size = num_reqs + GUARD
         self.best = torch.zeros(size, dtype=torch.int64, device=self.device)
         self.arrivals = torch.zeros(size, dtype=torch.int32, device=self.device)
@@ -97,7 +93,6 @@ class Batch:
             torch.tensor(self.num_sampled, **ints),
             torch.tensor(self.placeholder_ids, **ints),
             self.prior,
-            self.counts,
             self.best,
             self.arrivals,
             self.drafts,
@@ -150,20 +145,14 @@ class Batch:
         want = self.expected(num_steps)
         assert self.launch(num_steps) == [draft for draft, _ in want]
         assert self.slots is not None
-        decided, came_true = self.counts.tolist()
         for i, (draft, match_len) in enumerate(want):
             found = int(self.classes[self.slots[i]])
             # With no place to fill nothing is looked for.
             match_len = 0 if num_steps == 0 else match_len
             assert found == self.expected_class(i, match_len), self.contexts[i]
-            confidences = [0.0] * self.num_slots
-            for k in range(len(draft)):
-                prior = self.prior[found, k].item() * PRIOR_WEIGHT
-                seen = decided[found][k] + PRIOR_WEIGHT
-                confidences[k] = (came_true[found][k] + prior) / seen
-            torch.testing.assert_close(
-                self.confidences[i].cpu(), torch.tensor(confidences)
-            )
+            confidences = torch.zeros(self.num_slots, device=self.device)
+            confidences[: len(draft)] = self.prior[found, : len(draft)]
+            assert torch.equal(self.confidences[i], confidences)
 
     def expected_class(self, i: int, match_len: int) -> int:
         """Return the class of a match, given where the reference's rule finds it."""

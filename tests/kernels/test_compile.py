@@ -22,15 +22,15 @@ _NGRAM = {
     "BLOCK": 1024,
     "CLASS_WINDOW": 32,
     "CLASS_LENGTHS": [1, 2, 3, 4, 5, 7, 10, 16, 32],
-    "PRIOR_WEIGHT": 8,
 }
 _VALUE = {
-    "HOLD": False,
-    "NUM_CLASSES": 10,
+    "HAS_CLASSES": True,
+    "NUM_CELLS": 160,
     "K": 16,
     "K_PO2": 16,
+    "NUM_CONFIDENCES": 32,
     "NUM_BINS": 32,
-    "TALLY_PO2": 128,
+    "PRIOR_WEIGHT": 4,
 }
 _FILL = {
     "NUM_BONUS_TOKENS": 1,
@@ -51,7 +51,7 @@ CASES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ],
     ("value_drafts", "_value_drafts_kernel"): [
         _VALUE,
-        {**_VALUE, "HOLD": True, "NUM_CLASSES": 0, "K": 5, "K_PO2": 8},
+        {**_VALUE, "HAS_CLASSES": False, "NUM_CELLS": 32, "K": 5, "K_PO2": 8},
     ],
     ("trim_drafts", "_trim_drafts_kernel"): [
         {"NUM_BONUS_TOKENS": 1, "BLOCK": 1024},
