@@ -203,7 +203,9 @@ class TrimManager:
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """Make the cost curves of the dummy steps' timings, the same on all ranks."""
         assert self.profile is not None
-        self.policy.use_costs(*self.profile.costs(samples))
+        costs, graph_sizes = self.profile.costs(samples)
+        self.policy.use_costs(costs, graph_sizes)
+        logger.info("mrv2-spec: %s", costs.describe())
 
 
 def _spread(budget: int, capacities: Int32Array) -> Int32Array:
