@@ -15,7 +15,9 @@ from mrv2_spec.step_costs import Floats, StepCosts
 # What a draft of each bin is worth: the middle of the bin, in octaves.
 _BIN_VALUES = 2.0 ** (-(np.arange(NUM_BINS) + 0.5) / BIN_STEPS_PER_OCTAVE)
 # Places a request at which the value of a step's best drafts is followed.
-_PLACES = np.concatenate(([0.0], 2.0 ** np.arange(-6.0, 7.25, 0.25)))
+_PLACES = np.unique(
+    np.concatenate(([0.0], 2.0 ** np.arange(-6.0, 7.25, 0.25), np.arange(1.0, 17.0)))
+)
 # Budgets to choose from where no graph's size is to be used up.
 _COARSE = np.unique(np.round(2.0 ** np.arange(0.0, 14.25, 0.25)))
 # What is known about values is the mean of about so many steps. A budget chosen from
