@@ -1,17 +1,34 @@
-"""What became of the drafts: counters on the device, totals on the host."""
+"""What became of the drafts, in numbers that add up.
 
+Of a decode round's real drafts (R), those from the first one on that a grammar rules
+out are invalid (I); of the rest, those that the step did not verify were never issued
+(N); of the verified ones (D = R - I - N), the target accepted a leading part (A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from mrv2_spec.kernels import count_drafts as kernel
+Int64Array = npt.NDArray[np.int64]
+
+# Where a draft was copied from, by the number that a drafter publishes.
+SOURCES = ("own", "memory")
+# What a draft can be cut to: each length is at most the one before.
+KINDS = ("proposed", "legal", "verified", "accepted")
+PROPOSED, LEGAL, VERIFIED, ACCEPTED = range(len(KINDS))
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Monotonic totals of one engine, in drafts unless said otherwise.
+    """Monotonic totals, in drafts unless said otherwise.
 
-    ``proposed == verified + invalid + never_issued + in_flight`` at any moment.
+    ``proposed == verified + invalid + never_issued`` at any moment: a draft is booked
+    when it is settled what became of it.
     """
 
     proposed: int = 0
@@ -30,18 +47,26 @@ class Totals:
     """Decode rounds: steps of a request past its prefill."""
     rounds_with_draft: int = 0
     """Decode rounds that had at least one real draft."""
-    in_flight: int = 0
-    """Proposed by the last step and not booked yet."""
 
     @property
     def coverage(self) -> float:
         """Share of the decode rounds that had a real draft; 0 without rounds."""
-        return self.rounds_with_draft / self.rounds if self.rounds else 0.0
+        return ratio(self.rounds_with_draft, self.rounds)
+
+    @property
+    def grammar_survival(self) -> float:
+        """Share of the drafts that no grammar ruled out; 0 without drafts."""
+        return ratio(self.proposed - self.invalid, self.proposed)
 
     @property
     def acceptance(self) -> float:
         """Accepted share of the verified drafts; 0 without any."""
-        return self.accepted / self.verified if self.verified else 0.0
+        return ratio(self.accepted, self.verified)
+
+    @property
+    def draft_yield(self) -> float:
+        """Accepted share of all drafts; 0 without any."""
+        return ratio(self.accepted, self.proposed)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -49,60 +74,144 @@ class Totals:
         return 1.0 + self.accepted / self.rounds if self.rounds else 0.0
 
 
-class DraftCounters:
-    """Device counters of one speculator.
+def ratio(part: float, whole: float) -> float:
+    """Return a share, 0 of nothing."""
+    return part / whole if whole else 0.0
+
+
+class DraftCounts:
+    """Every counter of an engine or a request as one vector, so that they just add up.
+
+    The vector holds, for each of `KINDS`, each of `SOURCES` and each length up to K,
+    how many decode rounds cut their draft to that length; then the fillers, and for
+    each source the drafts that were lost outside a round.
 
     Args:
-        max_num_reqs: request slots.
-        device: where the speculator runs.
+        num_drafts: K, the most drafts a round.
+        values: [size] int64, zeros if not given.
     """
 
-    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
-        self._counters = torch.zeros(
-            len(kernel.COUNTERS), dtype=torch.int64, device=device
-        )
-        self._in_flight = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
-        self._warm_up()
+    def __init__(self, num_drafts: int, values: Int64Array | None = None) -> None:
+        self.num_drafts = num_drafts
+        size = vector_size(num_drafts)
+        self.values = np.zeros(size, dtype=np.int64) if values is None else values
+        assert self.values.shape == (size,)
 
-    def _warm_up(self) -> None:
-        # Compile both variants now: a serving step must not wait for a compiler. A
-        # request with nothing in flight and nothing proposed is booked as nothing.
-        slots = torch.zeros(1, dtype=torch.int64, device=self._counters.device)
-        nothing = torch.zeros(2, dtype=torch.int32, device=self._counters.device)
-        for num_acceptable in (None, nothing):
-            self.book(
-                slots, nothing, nothing, num_acceptable, nothing, nothing, nothing
-            )
+    @classmethod
+    def from_list(cls, values: Sequence[int]) -> DraftCounts:
+        """Return counts from a list of `to_list`."""
+        num_drafts = (len(values) - 1 - len(SOURCES)) // (len(KINDS) * len(SOURCES)) - 1
+        return cls(num_drafts, np.array(values, dtype=np.int64))
 
-    def book(
-        self,
-        idx_mapping: torch.Tensor,
-        num_sampled: torch.Tensor,
-        cu_num_logits: torch.Tensor,
-        num_acceptable: torch.Tensor | None,
-        total_len: torch.Tensor,
-        prefill_len: torch.Tensor,
-        num_valid_drafts: torch.Tensor,
-    ) -> None:
-        """Book one step; shapes as in :func:`mrv2_spec.kernels.count_drafts`."""
-        kernel.count_drafts(
-            idx_mapping,
-            num_sampled,
-            cu_num_logits,
-            num_acceptable,
-            total_len,
-            prefill_len,
-            num_valid_drafts,
-            self._in_flight,
-            self._counters,
+    def to_list(self) -> list[int]:
+        """Return the vector as plain numbers."""
+        numbers: list[int] = self.values.tolist()
+        return numbers
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        """Return the sum."""
+        return DraftCounts(self.num_drafts, self.values + other.values)
+
+    def __sub__(self, other: DraftCounts) -> DraftCounts:
+        """Return the difference."""
+        return DraftCounts(self.num_drafts, self.values - other.values)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether all counters are equal."""
+        return isinstance(other, DraftCounts) and np.array_equal(
+            self.values, other.values
         )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def lengths(self) -> Int64Array:
+        """[kinds, sources, K + 1], rounds by what their draft was cut to."""
+        shape = (len(KINDS), len(SOURCES), self.num_drafts + 1)
+        return self.values[: np.prod(shape)].reshape(shape)
+
+    @property
+    def lost(self) -> Int64Array:
+        """[sources], drafts whose request ended or was preempted before a round."""
+        return self.values[-len(SOURCES) :]
+
+    @property
+    def fillers(self) -> int:
+        """Places verified without a real draft in them."""
+        return int(self.values[-len(SOURCES) - 1])
+
+    def at(self, kind: int) -> Int64Array:
+        """Return [sources, K], drafts of a kind at each position."""
+        longer = self.lengths[kind][:, :0:-1].cumsum(axis=1)
+        positions: Int64Array = longer[:, ::-1]
+        return positions
+
+    def accepted_lengths(self) -> list[int]:
+        """Return [K + 1], rounds by how many drafts were accepted."""
+        numbers: list[int] = self.lengths[ACCEPTED].sum(axis=0).tolist()
+        return numbers
+
+    def totals(self, source: int | None = None) -> Totals:
+        """Return the totals, all or those of one source.
+
+        Rounds without a draft and fillers have no source: with one given, the rounds
+        are those with a draft of it, and there are no fillers.
+        """
+        which = slice(None) if source is None else slice(source, source + 1)
+        lengths = self.lengths[:, which].sum(axis=1)
+        lost = int(self.lost[which].sum())
+        drafts = lengths @ np.arange(self.num_drafts + 1)
+        proposed, legal, verified, accepted = drafts.tolist()
+        with_draft = int(lengths[PROPOSED, 1:].sum())
+        rounds = int(lengths[PROPOSED].sum())
+        return Totals(
+            proposed=proposed + lost,
+            verified=verified,
+            accepted=accepted,
+            never_issued=legal - verified + lost,
+            invalid=proposed - legal,
+            fillers=self.fillers if source is None else 0,
+            rounds=rounds if source is None else with_draft,
+            rounds_with_draft=with_draft,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a request or an engine reports, as plain data."""
+        totals = self.totals()
+        return {
+            **{name: getattr(totals, name) for name in Totals.__slots__},
+            "by_source": {
+                name: {
+                    key: getattr(self.totals(i), key)
+                    for key in ("proposed", "invalid", "never_issued", "verified")
+                }
+                | {"accepted": self.totals(i).accepted}
+                for i, name in enumerate(SOURCES)
+            },
+            "verified_per_position": self.at(VERIFIED).sum(axis=0).tolist(),
+            "accepted_per_position": self.at(ACCEPTED).sum(axis=0).tolist(),
+            "accepted_lengths": self.accepted_lengths(),
+        }
+
+
+def vector_size(num_drafts: int) -> int:
+    """Return the length of a counter vector for at most that many drafts."""
+    return len(KINDS) * len(SOURCES) * (num_drafts + 1) + 1 + len(SOURCES)
+
+
+def add_up(counts: Iterable[DraftCounts], num_drafts: int) -> DraftCounts:
+    """Return the sum, zeros of nothing."""
+    return sum(counts, DraftCounts(num_drafts))
+
+
+class DraftCounters:
+    """Nothing: drafts are counted by the hooks in integration/counting.py."""
+
+    def __init__(self, *_: Any) -> None:
+        """Take what was once asked for."""
+
+    def book(self, *_: Any) -> None:
+        """Do nothing."""
 
     def reset(self) -> None:
-        """Start from zero; what is in flight is forgotten."""
-        self._counters.zero_()
-        self._in_flight.zero_()
-
-    def read(self) -> Totals:
-        """Return the totals. Waits for the device: not for use within a step."""
-        values = dict(zip(kernel.COUNTERS, self._counters.tolist(), strict=True))
-        return Totals(**values, in_flight=int(self._in_flight.sum()))
+        """Do nothing."""

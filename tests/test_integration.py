@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
@@ -13,29 +14,32 @@ import pytest
 
 pytest.importorskip("vllm.v1.worker.gpu.model_runner")
 
-import torch
+import msgspec
+import numpy as np
 import vllm.config.vllm as vllm_config_module
 import vllm.v1.worker.gpu.model_runner as vllm_runner
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from mrv2_spec import integration
 from mrv2_spec.config import SettingsError
+from mrv2_spec.counters import DraftCounts
 from mrv2_spec.integration import (
     async_scheduling,
-    grammar,
+    counting,
     methods,
     patching,
     verification,
 )
-from mrv2_spec.integration.patching import Patch, PatchError
+from mrv2_spec.integration.patching import Patch, PatchError, PatchField
 from mrv2_spec.kernels.propose_ngram import NUM_CLASSES
+from mrv2_spec.metrics.step import NO_LIMIT
 from mrv2_spec.ngram import NgramSpeculator, prior_acceptance
 from mrv2_spec.placeholders import find_placeholder_ids
 
 
-def all_patches() -> list[tuple[str, Patch]]:
+def all_patches() -> list[tuple[str, Patch | PatchField]]:
     """Return every patch that installing applies, with its module's name."""
-    found: list[tuple[str, Patch]] = []
+    found: list[tuple[str, Patch | PatchField]] = []
 
     def note(module: Any, patches: Any) -> None:
         name = module if isinstance(module, str) else module.__name__
@@ -53,9 +57,16 @@ PINNED = all_patches()
 
 
 @pytest.mark.parametrize(
-    ("module", "patch"), PINNED, ids=[patch.attribute for _, patch in PINNED]
+    ("module", "patch"),
+    PINNED,
+    ids=[getattr(patch, "attribute", str(patch)) for _, patch in PINNED],
 )
-def test_installed_vllm_has_the_expected_signature(module: str, patch: Patch) -> None:
+def test_installed_vllm_has_the_expected_signature(
+    module: str, patch: Patch | PatchField
+) -> None:
+    if isinstance(patch, PatchField):
+        assert patching._field(importlib.import_module(module), patch)
+        return
     if not patch.parameters:
         patching._addition(importlib.import_module(module), patch)
         return
@@ -186,14 +197,60 @@ def test_an_import_that_failed_may_be_tried_again(
     assert importlib.import_module(toy).double(3) == 7
 
 
-def test_counters_come_from_whichever_rank_drafts() -> None:
-    totals = {"proposed": 3, "verified": 3}
-    llm = SimpleNamespace(collective_rpc=lambda name: [None, totals])
-    found = integration.read_counters(llm)
-    assert found is not None
-    assert (found.proposed, found.verified) == (3, 3)
-    nobody = SimpleNamespace(collective_rpc=lambda name: [None, None])
-    assert integration.read_counters(nobody) is None
+@dataclass
+class Message:
+    number: int
+
+
+def test_a_field_is_added_and_taken_back() -> None:
+    module = ModuleType("messages")
+    module.Message = Message
+    before = dict(vars(Message))
+    patching.apply(module, [PatchField("Message", "extra", list[int] | None)])
+    assert Message(1).extra is None
+    sent = Message(2)
+    sent.extra = [3, 4]
+    wire = msgspec.msgpack.encode(sent)
+    assert msgspec.msgpack.decode(wire, type=Message).extra == [3, 4]
+    plain = msgspec.msgpack.encode(Message(5))
+    assert msgspec.msgpack.decode(plain, type=Message).extra is None
+    patching.revert_all()
+    assert {n: v for n, v in vars(Message).items() if n in before} == before
+    assert not hasattr(Message, "extra")
+
+
+def test_a_field_that_is_there_already() -> None:
+    module = ModuleType("messages")
+    module.Message = Message
+    with pytest.raises(PatchError, match="has a field number already"):
+        patching.apply(module, [PatchField("Message", "number", int)])
+    module.Message = object
+    with pytest.raises(PatchError, match="is no dataclass"):
+        patching.apply(module, [PatchField("Message", "extra", int)])
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_counters_come_from_the_engine(in_process: bool) -> None:
+    counts = DraftCounts(3)
+    counts.lengths[:, 0, 2] = 5
+    replies = {
+        "mrv2_spec_counters": counts.to_list(),
+        "mrv2_spec_request_counters": [("r-1", counts.to_list())],
+    }
+    if in_process:
+        engine_core = SimpleNamespace(
+            **{name: lambda r=reply: r for name, reply in replies.items()}
+        )
+        client = SimpleNamespace(engine_core=engine_core)
+    else:
+        client = SimpleNamespace(call_utility=replies.__getitem__)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=client))
+    assert integration.read_counts(llm) == counts
+    assert integration.read_counters(llm) == counts.totals()
+    assert integration.read_request_counts(llm) == [("r-1", counts)]
+    replies["mrv2_spec_counters"] = None
+    if not in_process:
+        assert integration.read_counters(llm) is None
 
 
 def test_revert_before_the_import(toy: str) -> None:
@@ -330,16 +387,24 @@ def test_prior_acceptance_rises_with_match_length_and_position() -> None:
 
 def test_grammar_limits_go_by_request() -> None:
     batch = SimpleNamespace(
-        num_reqs=3, req_ids=["a", "b", "c"], idx_mapping=torch.zeros(3)
+        num_reqs=4,
+        req_ids=["a", "b", "c", "d"],
+        num_draft_tokens_per_req=np.array([4, 4, 4, 2]),
     )
     output = SimpleNamespace(
-        structured_output_request_ids=["c", "gone", "a"],
-        num_acceptable_drafts=[2, 9, 0],
+        structured_output_request_ids=["c", "gone", "a", "d"],
+        num_acceptable_drafts=[2, 9, 0, 2],
     )
-    unlimited = 2**31 - 1
-    assert grammar._limits(batch, output).tolist() == [0, unlimited, 2]
+
+    def limits() -> list[int] | None:
+        found = counting.grammar_limits(batch, output)
+        return None if found is None else found.tolist()
+
+    # All that "d" had scheduled passed: nothing is known of what was not.
+    assert limits() == [0, NO_LIMIT, 2, NO_LIMIT]
     # Without the hand-off vLLM rejects every draft.
     output.num_acceptable_drafts = None
-    assert grammar._limits(batch, output).tolist() == [0, unlimited, 0]
+    assert limits() == [0, NO_LIMIT, 0, 0]
     output.structured_output_request_ids = []
-    assert grammar._limits(batch, output) is None
+    assert limits() is None
+    assert counting.grammar_limits(batch, None) is None

@@ -19,8 +19,16 @@ MODULES = [
         "config.speculative",
         "config.vllm",
         "engine.arg_utils",
+        "v1.core.sched.async_scheduler",
         "v1.core.sched.output",
+        "v1.core.sched.scheduler",
+        "v1.engine.core",
+        "v1.metrics.stats",
+        "v1.spec_decode.metrics",
+        "v1.worker.gpu.async_utils",
+        "v1.worker.gpu.cudagraph_utils",
         "v1.worker.gpu.model_runner",
+        "v1.worker.gpu.structured_outputs",
         "v1.worker.gpu_worker",
         "v1.worker.worker_base",
     )
@@ -91,7 +99,10 @@ def test_registers_on_the_installed_vllm(originals: Any) -> None:
         (RUNNER.__name__, "init_speculator"),
         (RUNNER.__name__, "maybe_create_adaptive_verification_manager"),
         ("GPUModelRunner", "sample"),
-        ("WorkerBase", "mrv2_spec_counters"),
+        ("WorkerBase", "mrv2_spec_save_memory"),
+        ("Scheduler", "update_from_output"),
+        ("EngineCore", "mrv2_spec_counters"),
+        ("SpecDecodingStats", "__dataclass_fields__"),
     ):
         assert name in changed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrv2_spec.corpus.namespaces import Namespace
 from mrv2_spec.corpus.saved import SavedMemory
-from mrv2_spec.counters import Totals
+from mrv2_spec.counters import DraftCounts, Totals
 from mrv2_spec.errors import UserError
 from mrv2_spec.integration import patching
 
@@ -18,6 +18,11 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 _WORKER = "vllm.v1.worker.worker_base"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker"
+_ASYNC_UTILS = "vllm.v1.worker.gpu.async_utils"
+_STRUCTURED_OUTPUTS = "vllm.v1.worker.gpu.structured_outputs"
+_ENGINE_CORE = "vllm.v1.engine.core"
+_SPEC_DECODE_METRICS = "vllm.v1.spec_decode.metrics"
+_METRICS_STATS = "vllm.v1.metrics.stats"
 _ENGINE_ARGS = "vllm.engine.arg_utils"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
@@ -51,10 +56,12 @@ def install() -> None:
 
     from mrv2_spec.integration import (
         async_scheduling,
-        grammar,
+        counting,
+        cpu_grammar,
         graphs,
         memory,
         methods,
+        metrics,
         requests,
         rows,
         sleeping,
@@ -74,7 +81,7 @@ def install() -> None:
         *verification.PATCHES,
         *widths.PATCHES,
         *sleeping.RUNNER_PATCHES,
-        *grammar.PATCHES,
+        *counting.PATCHES,
     )
     try:
         patching.apply(speculative_module, methods.SPECULATIVE_PATCHES)
@@ -85,6 +92,12 @@ def install() -> None:
         patching.apply_on_import(_SCHEDULER_OUTPUT, requests.REQUEST_PATCHES)
         patching.apply_on_import(_WORKER, worker.PATCHES)
         patching.apply_on_import(_GPU_WORKER, warmup.PATCHES)
+        patching.apply_on_import(_SCHEDULER, metrics.SCHEDULER_PATCHES)
+        patching.apply_on_import(_ENGINE_CORE, metrics.ENGINE_PATCHES)
+        patching.apply_on_import(_ASYNC_UTILS, counting.OUTPUT_PATCHES)
+        patching.apply_on_import(_STRUCTURED_OUTPUTS, cpu_grammar.PATCHES)
+        patching.apply_on_import(_SPEC_DECODE_METRICS, metrics.STATS_PATCHES)
+        patching.apply_on_import(_METRICS_STATS, metrics.REQUEST_PATCHES)
         patching.apply_on_import(_GRAPHS, graphs.PATCHES)
         patching.apply_on_import(_SCHEDULER, sleeping.SCHEDULER_PATCHES)
         patching.apply_on_import(_ASYNC_SCHEDULER, sleeping.ASYNC_SCHEDULER_PATCHES)
@@ -102,14 +115,40 @@ def uninstall() -> None:
 def read_counters(llm: Any) -> Totals | None:
     """Return what became of an engine's drafts, or None if this plugin drafts nothing.
 
-    Waits for the device: for use between steps, not within one.
+    Args:
+        llm: a ``vllm.LLM``.
+    """
+    counts = read_counts(llm)
+    return None if counts is None else counts.totals()
+
+
+def read_counts(llm: Any) -> DraftCounts | None:
+    """Return the same by source, position and length."""
+    values = _call_engine(llm, "mrv2_spec_counters")
+    return None if values is None else DraftCounts.from_list(values)
+
+
+def read_request_counts(llm: Any) -> list[tuple[str, DraftCounts]]:
+    """Return the counts of the requests that the engine remembers, oldest first.
+
+    The names are the engine's own: vLLM adds a hyphen and a random part to a request's
+    id. The newest few thousand are remembered.
 
     Args:
-        llm: a ``vllm.LLM``; every rank that drafts counts the same.
+        llm: a ``vllm.LLM``.
     """
-    replies = llm.collective_rpc("mrv2_spec_counters")
-    totals = next((reply for reply in replies if reply is not None), None)
-    return None if totals is None else Totals(**totals)
+    found = _call_engine(llm, "mrv2_spec_request_counters")
+    return [(req_id, DraftCounts.from_list(values)) for req_id, values in found]
+
+
+def _call_engine(llm: Any, method: str) -> Any:
+    # Either of vLLM's offline classes.
+    client = getattr(llm, "llm_engine", llm).engine_core
+    # In this process, or behind a socket.
+    engine_core = getattr(client, "engine_core", None)
+    if engine_core is not None and hasattr(engine_core, method):
+        return getattr(engine_core, method)()
+    return client.call_utility(method)
 
 
 def save_memory(llm: Any, path: str | os.PathLike[str]) -> SavedMemory:

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,21 @@ class Patch:
     attribute: str
     parameters: tuple[tuple[str, ...], ...]
     wrap: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchField:
+    """A field, None by default, to add to a dataclass that is sent between processes.
+
+    Args:
+        owner: dotted path of the dataclass inside the module.
+        name: of the field; it must not exist yet.
+        annotation: its type.
+    """
+
+    owner: str
+    name: str
+    annotation: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +84,45 @@ def _addition(module: ModuleType, patch: Patch) -> _Applied:
     return _Applied(owner, name, _ABSENT, patch.wrap(None))
 
 
-def apply(module: ModuleType, patches: Sequence[Patch]) -> None:
+def _field(module: ModuleType, patch: PatchField) -> list[_Applied]:
+    _, _, owner = _resolve(module, patch.owner)
+    if not is_dataclass(owner) or patch.name in owner.__dataclass_fields__:
+        raise PatchError(
+            f"{module.__name__}.{patch.owner} is no dataclass, or has a field "
+            f"{patch.name} already; install a supported vLLM, or set MRV2_SPEC=0"
+        )
+    donor: Any = make_dataclass(
+        "donor", [(patch.name, patch.annotation, field(default=None))]
+    )
+    # Whoever lays out messages by these reads all three.
+    return [
+        _Applied(owner, name, vars(owner).get(name, _ABSENT), replacement)
+        for name, replacement in (
+            (
+                "__dataclass_fields__",
+                owner.__dataclass_fields__ | donor.__dataclass_fields__,
+            ),
+            (
+                "__annotations__",
+                owner.__annotations__ | {patch.name: patch.annotation},
+            ),
+            (patch.name, None),
+        )
+    ]
+
+
+def apply(module: ModuleType, patches: Sequence[Patch | PatchField]) -> None:
     """Check all of a module's patches, then apply them.
 
     Raises:
         PatchError: an attribute is missing or takes other parameters; nothing was
             changed.
     """
-    ready = []
+    ready: list[_Applied] = []
     for patch in patches:
+        if isinstance(patch, PatchField):
+            ready += _field(module, patch)
+            continue
         if not patch.parameters:
             ready.append(_addition(module, patch))
             continue
@@ -117,7 +162,7 @@ def is_active() -> bool:
     return bool(_applied) or waiting
 
 
-def apply_on_import(module_name: str, patches: Sequence[Patch]) -> None:
+def apply_on_import(module_name: str, patches: Sequence[Patch | PatchField]) -> None:
     """Apply patches when a module is first imported, or now if it already was.
 
     Some modules must not be imported early: on a CPU host vLLM replaces parts of torch
@@ -131,7 +176,7 @@ def apply_on_import(module_name: str, patches: Sequence[Patch]) -> None:
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    def __init__(self, module_name: str, patches: Sequence[Patch]) -> None:
+    def __init__(self, module_name: str, patches: Sequence[Patch | PatchField]) -> None:
         self._module_name = module_name
         self._patches = patches
         self._looking = False

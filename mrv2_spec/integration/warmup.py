@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from mrv2_spec.integration.counting import forget_given_up
 from mrv2_spec.integration.patching import Patch
 
 
@@ -13,6 +14,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(model_runner, *args, **kwargs)
         if isinstance(model_runner.speculator, RowSpeculator):
             model_runner.speculator.reset()
+        forget_given_up(model_runner)
         return result
 
     return warmup_kernels

@@ -8,18 +8,6 @@ from mrv2_spec.corpus.errors import CorpusError
 from mrv2_spec.integration.patching import Patch
 
 
-def _counters(_: None) -> Callable[[Any], dict[str, int] | None]:
-    def mrv2_spec_counters(self: Any) -> dict[str, int] | None:
-        from mrv2_spec.speculator import RowSpeculator
-
-        speculator = getattr(self.model_runner, "speculator", None)
-        if not isinstance(speculator, RowSpeculator):
-            return None
-        return asdict(speculator.counters.read())
-
-    return mrv2_spec_counters
-
-
 def _speculator(worker: Any) -> Any:
     from mrv2_spec.suffix import SuffixSpeculator
 
@@ -60,7 +48,6 @@ def _purge(_: None) -> Callable[..., bool]:
 
 
 PATCHES = (
-    Patch("WorkerBase.mrv2_spec_counters", (), _counters),
     Patch("WorkerBase.mrv2_spec_save_memory", (), _save_memory),
     Patch("WorkerBase.mrv2_spec_purge", (), _purge),
 )

@@ -3,7 +3,8 @@
 Reads one job as JSON a line from standard input and writes one result a line to the
 file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 
-- ``model``: a checkpoint, in place of the tiny one;
+- ``model``: a checkpoint, in place of the tiny one; or ``text``, for one like it that
+  has a tokenizer of bytes;
 - ``engine``: arguments of ``vllm.LLM`` beside those that all jobs share;
 - ``async_scheduling``: whether the engine runs a step ahead;
 - ``kernel_block``: positions a block of the n-gram kernel;
@@ -15,7 +16,8 @@ file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
   ``["abort", id]``; what is left unfinished after the last one is run to its end.
 
 The result has, per added request in order, ``token_ids`` and ``finish_reason`` (null
-where it was aborted) and the numbers of the whole run; or ``error``.
+where it was aborted) and the numbers of the whole run; or ``error``. Where the engine
+speculates these are ``counters``, ``counts`` and, by request, ``request_counts``.
 
 A job with ``oracle``, prompts, and ``num_tokens`` gets the greedy ``texts`` from
 transformers instead, and ``gaps``: how near each one's closest decision was to another.
@@ -59,20 +61,49 @@ FIRST_TOKEN = 3
 RING_WEIGHT = 10.0
 
 
-def make_model(folder: Path) -> str:
+# The text model's tokens beside the bytes: end of text, and of a thought.
+TEXT_SPECIALS = ("<pad>", "<s>", "</s>", "<think>", "</think>")
+
+
+def make_text_model(folder: Path) -> str:
+    """Write such a Llama whose tokens are bytes, with a tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*TEXT_SPECIALS, *letters]
+    bpe = models.BPE({name: i for i, name in enumerate(names)}, [])
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(TEXT_SPECIALS))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+    ).save_pretrained(folder)
+    return make_model(folder, len(names), len(TEXT_SPECIALS))
+
+
+def make_model(
+    folder: Path, vocab_size: int = VOCAB_SIZE, first_token: int = FIRST_TOKEN
+) -> str:
     """Write a random Llama that mostly goes on in the ring of tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         initializer_range=0.3,
         bos_token_id=1,
         eos_token_id=2,
@@ -80,9 +111,9 @@ def make_model(folder: Path) -> str:
     )
     llama = LlamaForCausalLM(config).float()
     embedding = llama.model.embed_tokens.weight.data
-    num_in_ring = VOCAB_SIZE - FIRST_TOKEN
-    for token in range(FIRST_TOKEN, VOCAB_SIZE):
-        successor = FIRST_TOKEN + (token - FIRST_TOKEN + 1) % num_in_ring
+    num_in_ring = vocab_size - first_token
+    for token in range(first_token, vocab_size):
+        successor = first_token + (token - first_token + 1) % num_in_ring
         llama.lm_head.weight.data[successor] += embedding[token]
     embedding *= RING_WEIGHT / config.initializer_range
     llama.save_pretrained(folder)
@@ -176,9 +207,9 @@ def step_record(
 
 def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
     """Run one job."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
-    from mrv2_spec.integration import read_counters
+    from mrv2_spec.integration import read_counts, read_request_counts
 
     found: dict[str, Any] = {
         "requests": [],
@@ -193,10 +224,15 @@ def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
             llm = LLM(model=model, **{**SHARED, **job["engine"]})
             scheduler = llm.llm_engine.vllm_config.scheduler_config
             found["async_scheduling"] = scheduler.async_scheduling
-            drive(llm.llm_engine, job["actions"], found, SamplingParams)
+            drive(llm.llm_engine, job["actions"], found)
             if job["engine"].get("speculative_config"):
-                totals = read_counters(llm)
-                found["counters"] = None if totals is None else asdict(totals)
+                counts = read_counts(llm)
+                found["counters"] = None if counts is None else asdict(counts.totals())
+                found["counts"] = None if counts is None else counts.as_dict()
+                found["request_counts"] = [
+                    (req_id.rpartition("-")[0], one.as_dict())
+                    for req_id, one in read_request_counts(llm)
+                ]
             llm.llm_engine.engine_core.shutdown()
     except Exception as error:
         causes = [error]
@@ -231,9 +267,29 @@ def oracle(model: str, prompts: list[list[int]], num_tokens: int) -> dict[str, A
     return {"texts": texts, "gaps": gaps}
 
 
-def drive(
-    engine: Any, actions: list[list[Any]], found: dict[str, Any], params: Any
-) -> None:
+def plain_logprobs(places: Any) -> list[dict[str, float] | None]:
+    """Return log probabilities by token; the first token of a prompt has none."""
+    return [
+        place and {str(token): entry.logprob for token, entry in place.items()}
+        for place in places or ()
+    ]
+
+
+def sampling_params(options: dict[str, Any]) -> Any:
+    """Return the sampling parameters of a request."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if "structured_outputs" in options:
+        grammar = StructuredOutputsParams(**options["structured_outputs"])
+        options = {**options, "structured_outputs": grammar}
+    if "logit_bias" in options:
+        bias = {int(token): value for token, value in options["logit_bias"].items()}
+        options = {**options, "logit_bias": bias}
+    return SamplingParams(**{"temperature": 0, "detokenize": False, **options})
+
+
+def drive(engine: Any, actions: list[list[Any]], found: dict[str, Any]) -> None:
     """Carry out the actions, then finish what is left."""
     latest: dict[str, dict[str, Any]] = {}
 
@@ -246,10 +302,10 @@ def drive(
             found["longest_run"] = max(found["longest_run"], grown)
             request["token_ids"] = token_ids
             request["finish_reason"] = output.outputs[0].finish_reason
-            request["logprobs"] = [
-                {str(token): entry.logprob for token, entry in place.items()}
-                for place in output.outputs[0].logprobs or ()
-            ]
+            request["logprobs"] = plain_logprobs(output.outputs[0].logprobs)
+            request["prompt_logprobs"] = plain_logprobs(output.prompt_logprobs)
+            metrics = output.outputs[0].spec_decode_metrics
+            request["spec_decode_metrics"] = metrics and metrics.to_dict()
 
     for action, *arguments in actions:
         if action == "add":
@@ -259,7 +315,7 @@ def drive(
             engine.add_request(
                 req_id,
                 prompt if isinstance(prompt, dict) else {"prompt_token_ids": prompt},
-                params(temperature=0, detokenize=False, **sampling),
+                sampling_params(sampling),
             )
         elif action == "abort":
             engine.abort_request(arguments)
@@ -277,13 +333,18 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     folder, results = Path(sys.argv[1]), int(sys.argv[2])
     model = make_model(folder)
+    text_model = None
     with os.fdopen(results, "w", buffering=1) as out:
         for line in sys.stdin:
             job = json.loads(line)
             if "oracle" in job:
                 result = oracle(model, job["oracle"], job["num_tokens"])
             else:
-                result = run(job.get("model", model), job)
+                path = job.get("model", model)
+                if path == "text":
+                    text_model = text_model or make_text_model(folder / "text")
+                    path = text_model
+                result = run(path, job)
                 gc.collect()
             out.write(json.dumps(result) + "\n")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mrv2_spec.kernels.count_drafts import COUNTERS, count_drafts, count_drafts_ref
+from mrv2_spec.kernels.count_drafts import count_drafts, count_drafts_ref
 from mrv2_spec.kernels.fill_draft_budget import (
     fill_draft_budget,
     fill_draft_budget_ref,
@@ -238,17 +238,12 @@ def test_trimming_and_counting_never_wait_for_the_device(no_sync: None) -> None:
     for _ in range(8):
         lagged.read()
         lagged.publish()
-    num_sampled = torch.ones(3, dtype=torch.int32, device=device)
-    lens = torch.full((5,), 9, dtype=torch.int32, device=device)
-    counters = torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)
-    count_drafts(
-        idx_mapping, num_sampled, trimmed[0], None, lens, num_sampled.new_ones(5),
-        valid, valid.clone(), counters,
-    )  # fmt: skip
+    counts = count_drafts(idx_mapping, trimmed[0], valid, valid % 2)
     torch.cuda.set_sync_debug_mode("default")
     # The example of the interface's description.
     assert trimmed[0].tolist() == [0, 2, 5, 6]
     assert trimmed[1].tolist() == [0, 2, 5, 12, 12, 12]
+    assert counts.tolist() == [[1, 2, 0], [1, 3, 0], [1, 1, 0]]
     assert filled[0].tolist() == [0, 3, 6, 7]
     assert filled[1].tolist() == [0, 3, 6, 13, 13, 13]
     assert lagged.read().tolist() == [0, 9, 3, 9, 1]
@@ -257,34 +252,19 @@ def test_trimming_and_counting_never_wait_for_the_device(no_sync: None) -> None:
 def test_count_drafts_equals_the_reference(seed: int) -> None:
     rng = random.Random(seed)
     max_num_reqs = 700
-    in_flight = [rng.randint(0, 16) for _ in range(max_num_reqs)]
-    device_in_flight = torch.tensor(in_flight, dtype=torch.int32).cuda()
-    counters = dict.fromkeys(COUNTERS, 0)
-    device_counters = torch.zeros(len(COUNTERS), dtype=torch.int64).cuda()
     for _ in range(5):
         num_reqs = rng.randint(1, max_num_reqs)
         slots = rng.sample(range(max_num_reqs), num_reqs)
         widths = [rng.randint(0, 16) for _ in range(num_reqs)]
-        sampled = [rng.choice([0, rng.randint(1, w + 1)]) for w in widths]
-        limits = [rng.choice([0, 3, 2**31 - 1]) for _ in range(num_reqs)]
-        total_len = [rng.randint(2, 60) for _ in range(max_num_reqs)]
-        prefill_len = [rng.randint(1, 40) for _ in range(max_num_reqs)]
         proposed = [rng.randint(0, 16) for _ in range(max_num_reqs)]
+        sources = [rng.randint(0, 1) for _ in range(max_num_reqs)]
         cu_num_logits = torch.tensor([0] + [w + 1 for w in widths]).cumsum(0)
-        grammar = rng.choice([True, False])
 
         def device(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32).cuda()
 
-        count_drafts(
-            torch.tensor(slots).cuda(), device(sampled),
-            cu_num_logits.to(torch.int32).cuda(), device(limits) if grammar else None,
-            device(total_len), device(prefill_len), device(proposed),
-            device_in_flight, device_counters,
+        counts = count_drafts(
+            torch.tensor(slots).cuda(), cu_num_logits.to(torch.int32).cuda(),
+            device(proposed), device(sources),
         )  # fmt: skip
-        count_drafts_ref(
-            slots, sampled, widths, limits if grammar else None, total_len,
-            prefill_len, proposed, in_flight, counters,
-        )  # fmt: skip
-        assert device_counters.tolist() == list(counters.values())
-        assert device_in_flight.tolist() == in_flight
+        assert counts.tolist() == count_drafts_ref(slots, widths, proposed, sources)

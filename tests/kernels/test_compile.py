@@ -39,7 +39,7 @@ _FILL = {
     "LEVELS": 64,
     "BLOCK_ROWS": 64,
 }
-_COUNT = {"HAS_GRAMMAR": False, "NUM_BONUS_TOKENS": 1, "NUM_COUNTERS": 8, "BLOCK": 256}
+_COUNT = {"HAS_SOURCES": False, "NUM_BONUS_TOKENS": 1, "BLOCK": 256}
 
 # Constexprs to compile each kernel with, by (module, kernel).
 CASES: dict[tuple[str, str], list[dict[str, Any]]] = {
@@ -66,7 +66,7 @@ CASES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ],
     ("count_drafts", "_count_drafts_kernel"): [
         _COUNT,
-        {**_COUNT, "HAS_GRAMMAR": True, "NUM_BONUS_TOKENS": 2},
+        {**_COUNT, "HAS_SOURCES": True, "NUM_BONUS_TOKENS": 2},
     ],
 }
 

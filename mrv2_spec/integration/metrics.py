@@ -1,0 +1,367 @@
+"""Books the drafts in the scheduler, and shows them where vLLM shows its own counts.
+
+The engine's part travels to the front end as one more field of vLLM's statistics, and
+what a request did as one more field of its acceptance metrics. vLLM's own counters are
+told which scheduled places held a verified draft; the rest are invalid ones to it.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from mrv2_spec.counters import DraftCounts
+from mrv2_spec.integration.counting import STEP_COUNTS
+from mrv2_spec.integration.methods import SERVED_METHODS, served_method
+from mrv2_spec.integration.patching import Patch, PatchField
+from mrv2_spec.metrics.ledger import Ledger
+from mrv2_spec.metrics.log_line import log_line
+
+logger = logging.getLogger("vllm.mrv2_spec")
+
+# More than the steps that an engine can be ahead; a paused one may never be done.
+_MOST_STEPS_LEFT = 8
+# The field added to vLLM's statistics, and to a request's metrics.
+FIELD = "mrv2_spec"
+# On the scheduler.
+_LEDGER = "_mrv2_spec_ledger"
+_CUTS = "_mrv2_spec_cuts"
+# On vLLM's logging and Prometheus classes.
+_SINCE_LAST_LINE = "_mrv2_spec_counts"
+_PROMETHEUS = "_mrv2_spec_counters"
+
+
+def ledger_of(scheduler: Any) -> Ledger | None:
+    """Return the ledger of a scheduler, or None if it has booked no drafts yet."""
+    return getattr(scheduler, _LEDGER, None)
+
+
+def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    def update_from_output(
+        self: Any, scheduler_output: Any, model_runner_output: Any
+    ) -> Any:
+        step = getattr(model_runner_output, STEP_COUNTS, None)
+        if step is None:
+            return original(self, scheduler_output, model_runner_output)
+        ledger = ledger_of(self)
+        if ledger is None:
+            ledger = Ledger(self.num_spec_tokens)
+            setattr(self, _LEDGER, ledger)
+        req_ids = model_runner_output.req_ids
+        verified = ledger.book(
+            step,
+            req_ids,
+            new={data.req_id for data in scheduler_output.scheduled_new_reqs},
+            finished=scheduler_output.finished_req_ids,
+            dropped=_dropped(self.requests, req_ids),
+            cuts=_take_cuts(self, req_ids),
+        )
+        for_requests = self.spec_decode_metrics_level != "none"
+        if self.log_stats or for_requests:
+            _tell_vllm(scheduler_output, req_ids, verified.tolist())
+        outputs = original(self, scheduler_output, model_runner_output)
+        _send(self, ledger, outputs, for_requests)
+        return outputs
+
+    return update_from_output
+
+
+def _dropped(requests: Any, req_ids: list[str]) -> list[int]:
+    """Return the batch indices whose output the scheduler will not take."""
+    from vllm.v1.request import RequestStatus
+
+    last = RequestStatus.PREEMPTED
+    found = []
+    for i, req_id in enumerate(req_ids):
+        request = requests.get(req_id)
+        if (
+            request is None
+            or request.status > last
+            or (request.drop_stale_output and request.num_stale_output_tokens > 0)
+        ):
+            found.append(i)
+    return found
+
+
+def _take_cuts(scheduler: Any, req_ids: list[str]) -> dict[str, int]:
+    cuts: dict[str, int] = getattr(scheduler, _CUTS, {})
+    if not cuts:
+        return {}
+    # A request that was not scheduled keeps its drafts, and so its cut.
+    return {req_id: cuts.pop(req_id) for req_id in req_ids if req_id in cuts}
+
+
+def _tell_vllm(scheduler_output: Any, req_ids: list[str], verified: list[int]) -> None:
+    scheduled = scheduler_output.scheduled_spec_decode_tokens
+    if scheduled:
+        scheduler_output.num_invalid_spec_tokens = {
+            req_id: len(scheduled[req_id]) - number
+            for req_id, number in zip(req_ids, verified, strict=True)
+            if req_id in scheduled
+        }
+
+
+def _send(
+    scheduler: Any, ledger: Ledger, outputs: dict[int, Any], for_requests: bool
+) -> None:
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+    for output in outputs.values():
+        stats = output.scheduler_stats
+        if stats is not None and not getattr(scheduler, "_mrv2_spec_draining", False):
+            unsent = ledger.take_unsent()
+            if unsent is not None:
+                if stats.spec_decoding_stats is None:
+                    stats.spec_decoding_stats = SpecDecodingStats.new(
+                        scheduler.num_spec_tokens
+                    )
+                setattr(stats.spec_decoding_stats, FIELD, unsent.to_list())
+        if for_requests:
+            for one in output.outputs:
+                if one.spec_decode_metrics is not None:
+                    counts = ledger.of_request(one.request_id)
+                    if counts is not None:
+                        setattr(one.spec_decode_metrics, FIELD, counts.to_list())
+
+
+def _wrap_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Without async scheduling a grammar shortens drafts before they are scheduled.
+    def update_draft_token_ids(self: Any, draft_token_ids: Any) -> None:
+        offered = [
+            sum(token >= 0 for token in tokens)
+            for tokens in draft_token_ids.draft_token_ids
+        ]
+        original(self, draft_token_ids)
+        cuts: dict[str, int] = getattr(self, _CUTS, {})
+        for req_id, number in zip(draft_token_ids.req_ids, offered, strict=True):
+            request = self.requests.get(req_id)
+            cuts.pop(req_id, None)
+            if (
+                request is not None
+                and request.use_structured_output
+                and not request.is_prefill_chunk
+                and len(request.spec_token_ids) < number
+            ):
+                cuts[req_id] = len(request.spec_token_ids)
+        setattr(self, _CUTS, cuts)
+
+    return update_draft_token_ids
+
+
+def _wrap_shutdown(original: Callable[..., Any]) -> Callable[..., Any]:
+    def shutdown(self: Any) -> None:
+        ledger = ledger_of(self)
+        if ledger is not None and self.log_stats:
+            logger.info("mrv2-spec, all in all: %s", log_line(ledger.total))
+        original(self)
+
+    return shutdown
+
+
+def _drain(engine_core: Any) -> None:
+    """Take in what is left when no request is: the engine stops a step too early.
+
+    What an engine in the caller's process books here goes to its front end with the
+    next step's statistics.
+    """
+    scheduler = engine_core.scheduler
+    own_process = hasattr(engine_core, "_process_engine_step")
+    step = engine_core._process_engine_step if own_process else engine_core.step_fn
+    scheduler._mrv2_spec_draining = not own_process
+    try:
+        for _ in range(_MOST_STEPS_LEFT):
+            if scheduler.has_unfinished_requests() or not (
+                scheduler.has_finished_requests() or engine_core.batch_queue
+            ):
+                break
+            step()
+    finally:
+        scheduler._mrv2_spec_draining = False
+
+
+def _counters(_: None) -> Callable[[Any], list[int] | None]:
+    def mrv2_spec_counters(self: Any) -> list[int] | None:
+        _drain(self)
+        ledger = ledger_of(self.scheduler)
+        if ledger is not None:
+            return ledger.total.to_list()
+        if served_method(self.vllm_config) in (None, "custom_class"):
+            return None
+        return DraftCounts(self.scheduler.num_spec_tokens).to_list()
+
+    return mrv2_spec_counters
+
+
+def _request_counters(_: None) -> Callable[[Any], list[tuple[str, list[int]]]]:
+    def mrv2_spec_request_counters(self: Any) -> list[tuple[str, list[int]]]:
+        _drain(self)
+        ledger = ledger_of(self.scheduler)
+        found = [] if ledger is None else ledger.requests()
+        return [(req_id, counts.to_list()) for req_id, counts in found]
+
+    return mrv2_spec_request_counters
+
+
+def _wrap_observe_draft(original: Callable[..., Any]) -> Callable[..., Any]:
+    def observe_draft(
+        self: Any, num_draft_tokens: int, num_accepted_tokens: int
+    ) -> None:
+        # A filler that happened to be right was no draft.
+        original(self, num_draft_tokens, min(num_accepted_tokens, num_draft_tokens))
+
+    return observe_draft
+
+
+def _wrap_observe_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    def observe(
+        self: Any, num_draft_tokens: int, num_accepted: int, detailed: bool = False
+    ) -> None:
+        original(self, num_draft_tokens, min(num_accepted, num_draft_tokens), detailed)
+
+    return observe
+
+
+def _wrap_to_dict(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to_dict(self: Any) -> dict[str, Any]:
+        result: dict[str, Any] = original(self)
+        values = getattr(self, FIELD, None)
+        if values is not None:
+            result[FIELD] = DraftCounts.from_list(values).as_dict()
+        return result
+
+    return to_dict
+
+
+def _wrap_log_observe(original: Callable[..., Any]) -> Callable[..., Any]:
+    def observe(self: Any, spec_decoding_stats: Any) -> None:
+        values = getattr(spec_decoding_stats, FIELD, None)
+        if values is not None:
+            counts = DraftCounts.from_list(values)
+            before = getattr(self, _SINCE_LAST_LINE, None)
+            setattr(
+                self, _SINCE_LAST_LINE, counts if before is None else before + counts
+            )
+            # Made to carry ours: vLLM would divide by its number of drafts.
+            if spec_decoding_stats.num_drafts == 0:
+                return
+        original(self, spec_decoding_stats)
+
+    return observe
+
+
+def _wrap_log(original: Callable[..., Any]) -> Callable[..., Any]:
+    def log(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        counts = getattr(self, _SINCE_LAST_LINE, None)
+        if counts is not None:
+            setattr(self, _SINCE_LAST_LINE, None)
+            log_fn = args[0] if args else kwargs.get("log_fn", logger.info)
+            log_fn("mrv2-spec: %s", log_line(counts))
+
+    return log
+
+
+def _wrap_prometheus_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(
+        self: Any,
+        speculative_config: Any,
+        labelnames: Any,
+        per_engine_labelvalues: Any,
+        is_diffusion: bool = False,
+    ) -> None:
+        import vllm.envs as envs
+
+        original(
+            self, speculative_config, labelnames, per_engine_labelvalues, is_diffusion
+        )
+        if (
+            speculative_config is not None
+            and envs.VLLM_USE_V2_MODEL_RUNNER
+            and speculative_config.method in SERVED_METHODS
+        ):
+            from mrv2_spec.metrics.prometheus import DraftCounters
+
+            counters = DraftCounters(
+                self._counter_cls,
+                labelnames,
+                per_engine_labelvalues,
+                speculative_config.method,
+                speculative_config.num_speculative_tokens,
+            )
+            setattr(self, _PROMETHEUS, counters)
+
+    return __init__
+
+
+def _wrap_prometheus_observe(original: Callable[..., Any]) -> Callable[..., Any]:
+    def observe(self: Any, spec_decoding_stats: Any, engine_idx: int = 0) -> None:
+        original(self, spec_decoding_stats, engine_idx)
+        values = getattr(spec_decoding_stats, FIELD, None)
+        counters = getattr(self, _PROMETHEUS, None)
+        if values is not None and counters is not None:
+            counters.observe(DraftCounts.from_list(values), engine_idx)
+
+    return observe
+
+
+SCHEDULER_PATCHES = (
+    Patch(
+        "Scheduler.update_from_output",
+        (("self", "scheduler_output", "model_runner_output"),),
+        _wrap_update,
+    ),
+    Patch(
+        "Scheduler.update_draft_token_ids",
+        (("self", "draft_token_ids"),),
+        _wrap_drafts,
+    ),
+    Patch("Scheduler.shutdown", (("self",),), _wrap_shutdown),
+)
+
+ENGINE_PATCHES = (
+    Patch("EngineCore.mrv2_spec_counters", (), _counters),
+    Patch("EngineCore.mrv2_spec_request_counters", (), _request_counters),
+)
+
+# The fields first: an engine's messages are laid out when its client is made.
+STATS_PATCHES = (
+    PatchField("SpecDecodingStats", FIELD, list[int] | None),
+    Patch(
+        "SpecDecodingStats.observe_draft",
+        (("self", "num_draft_tokens", "num_accepted_tokens"),),
+        _wrap_observe_draft,
+    ),
+    Patch(
+        "SpecDecodingLogging.observe",
+        (("self", "spec_decoding_stats"),),
+        _wrap_log_observe,
+    ),
+    Patch("SpecDecodingLogging.log", (("self", "log_fn"),), _wrap_log),
+    Patch(
+        "SpecDecodingProm.__init__",
+        (
+            (
+                "self",
+                "speculative_config",
+                "labelnames",
+                "per_engine_labelvalues",
+                "is_diffusion",
+            ),
+        ),
+        _wrap_prometheus_init,
+    ),
+    Patch(
+        "SpecDecodingProm.observe",
+        (("self", "spec_decoding_stats", "engine_idx"),),
+        _wrap_prometheus_observe,
+    ),
+)
+
+REQUEST_PATCHES = (
+    PatchField("RequestSpecDecodeMetrics", FIELD, list[int] | None),
+    Patch(
+        "RequestSpecDecodeMetrics.observe",
+        (("self", "num_draft_tokens", "num_accepted", "detailed"),),
+        _wrap_observe_request,
+    ),
+    Patch("RequestSpecDecodeMetrics.to_dict", (("self",),), _wrap_to_dict),
+)

@@ -1,0 +1,1 @@
+"""Counting drafts on the host, and where users look: Prometheus and the log."""

@@ -1,0 +1,187 @@
+"""Books steps by request and by engine. Vectors throughout: it runs in every step."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mrv2_spec.counters import (
+    KINDS,
+    PROPOSED,
+    SOURCES,
+    VERIFIED,
+    DraftCounts,
+    Int64Array,
+    vector_size,
+)
+from mrv2_spec.metrics.step import NO_LIMIT, Ended, Int32Array, StepCounts, settle
+
+# How many ended requests are remembered, the newest ones.
+NUM_REMEMBERED = 4096
+
+
+class Ledger:
+    """The counters of one engine and of its requests.
+
+    A request's counts live in the row of its slot; when it ends they are remembered
+    for a while, when it is preempted they are kept until it is back.
+
+    Args:
+        num_drafts: K, the most drafts a round.
+        num_remembered: how many ended requests are remembered.
+    """
+
+    def __init__(self, num_drafts: int, num_remembered: int = NUM_REMEMBERED) -> None:
+        self.num_drafts = num_drafts
+        self.total = DraftCounts(num_drafts)
+        self._unsent = DraftCounts(num_drafts)
+        self._size = vector_size(num_drafts)
+        self._rows = np.zeros((0, self._size), dtype=np.int64)
+        self._slot_of: dict[str, int] = {}
+        self._parked: dict[str, DraftCounts] = {}
+        self._ended: deque[tuple[str, DraftCounts]] = deque(maxlen=num_remembered)
+        kinds = np.arange(len(KINDS)) * len(SOURCES) * (num_drafts + 1)
+        self._kind_offsets = kinds[:, None]
+        self._num_lengths = len(KINDS) * len(SOURCES) * (num_drafts + 1)
+
+    def book(
+        self,
+        step: StepCounts,
+        req_ids: Sequence[str],
+        *,
+        new: Collection[str] = (),
+        finished: Collection[str] = (),
+        dropped: Sequence[int] = (),
+        cuts: Mapping[str, int] | None = None,
+    ) -> Int32Array:
+        """Book one step.
+
+        Args:
+            step: what the runner found.
+            req_ids: requests, in the order of the step.
+            new: those that took their slots in this step.
+            finished: requests that ended before it; others that gave up their slots
+                were preempted.
+            dropped: batch indices whose output nobody takes any more: their drafts
+                count as never issued, their rounds do not count.
+            cuts: drafts of a request that its grammar let pass before the step was
+                scheduled.
+
+        Returns:
+            [num_reqs], the real drafts that were verified.
+        """
+        self._end(step.ended, finished)
+        slots = step.slots
+        if slots.shape[0] == 0:
+            return slots.astype(np.int32)
+        self._begin(slots, req_ids, new)
+        if cuts:
+            self._cut(step, req_ids, cuts)
+        lengths, fillers = settle(step, self.num_drafts)
+        sources = np.clip(step.drafts[2], 0, len(SOURCES) - 1)
+        counted = step.is_round
+        if dropped:
+            counted = counted.copy()
+            for i in dropped:
+                if counted[i]:
+                    self._lose(req_ids[i], int(lengths[PROPOSED, i]), int(sources[i]))
+            counted[list(dropped)] = False
+        which = np.flatnonzero(counted)
+        if which.shape[0] > 0:
+            self._add(slots[which], lengths[:, which], sources[which],
+                      fillers[which])  # fmt: skip
+        verified: Int32Array = lengths[VERIFIED]
+        return verified
+
+    def _add(
+        self,
+        slots: Int64Array,
+        lengths: Int32Array,
+        sources: Int32Array,
+        fillers: Int32Array,
+    ) -> None:
+        sources = np.where(lengths[PROPOSED] > 0, sources, 0)
+        places = lengths + self._kind_offsets + sources * (self.num_drafts + 1)
+        rows = self._rows.reshape(-1)
+        starts = slots * self._size
+        # No place comes twice: slots differ, and so do the kinds of one slot.
+        rows[(places + starts).ravel()] += 1
+        rows[starts + self._num_lengths] += fillers
+        found = np.bincount(places.ravel(), minlength=self._num_lengths)
+        for counts in (self.total, self._unsent):
+            counts.values[: self._num_lengths] += found
+            counts.values[self._num_lengths] += fillers.sum()
+
+    def _lose(self, req_id: str, num_drafts: int, source: int) -> None:
+        num_drafts = min(max(num_drafts, 0), self.num_drafts)
+        source = min(max(source, 0), len(SOURCES) - 1)
+        place = source - len(SOURCES)
+        for counts in (self.total, self._unsent):
+            counts.values[place] += num_drafts
+        if req_id in self._slot_of:
+            self._rows[self._slot_of[req_id], place] += num_drafts
+
+    def _begin(
+        self, slots: Int64Array, req_ids: Sequence[str], new: Collection[str]
+    ) -> None:
+        missing = int(slots.max()) + 1 - self._rows.shape[0]
+        if missing > 0:
+            more = np.zeros((missing, self._size), dtype=np.int64)
+            self._rows = np.concatenate([self._rows, more])
+        if not new:
+            return
+        for i, req_id in enumerate(req_ids):
+            if req_id not in new:
+                continue
+            slot = int(slots[i])
+            self._slot_of[req_id] = slot
+            before = self._parked.pop(req_id, None)
+            self._rows[slot] = 0 if before is None else before.values
+
+    def _end(self, ended: Iterable[Ended], finished: Collection[str]) -> None:
+        for req_id, num_drafts, source in ended:
+            self._lose(req_id, num_drafts, source)
+            slot = self._slot_of.pop(req_id, None)
+            if slot is None:
+                continue
+            counts = DraftCounts(self.num_drafts, self._rows[slot].copy())
+            self._rows[slot] = 0
+            if req_id in finished:
+                self._ended.append((req_id, counts))
+            else:
+                self._parked[req_id] = counts
+        for req_id in self._parked.keys() & finished:
+            self._ended.append((req_id, self._parked.pop(req_id)))
+
+    @staticmethod
+    def _cut(step: StepCounts, req_ids: Sequence[str], cuts: Mapping[str, int]) -> None:
+        if step.limits is None:
+            step.limits = np.full(len(req_ids), NO_LIMIT, dtype=np.int32)
+        for i, req_id in enumerate(req_ids):
+            if req_id in cuts:
+                step.limits[i] = min(step.limits[i], cuts[req_id])
+
+    def of_request(self, req_id: str) -> DraftCounts | None:
+        """Return what a request counted so far, or None if it is not remembered."""
+        if req_id in self._slot_of:
+            row = self._rows[self._slot_of[req_id]].copy()
+            return DraftCounts(self.num_drafts, row)
+        if req_id in self._parked:
+            return self._parked[req_id]
+        return next((c for name, c in reversed(self._ended) if name == req_id), None)
+
+    def requests(self) -> list[tuple[str, DraftCounts]]:
+        """Return all requests that are remembered, the ended ones first."""
+        found = list(self._ended)
+        for req_id in (*self._parked, *self._slot_of):
+            counts = self.of_request(req_id)
+            assert counts is not None
+            found.append((req_id, counts))
+        return found
+
+    def take_unsent(self) -> DraftCounts | None:
+        """Return what was booked since the last call, or None for nothing."""
+        if not self._unsent.values.any():
+            return None
+        unsent, self._unsent = self._unsent, DraftCounts(self.num_drafts)
+        return unsent

@@ -1,0 +1,74 @@
+"""What one step tells about its drafts, on its way from the runner to the scheduler."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+NO_LIMIT = np.iinfo(np.int32).max
+
+
+class Ended(NamedTuple):
+    """A request that gave up its slot, with the drafts it had pending."""
+
+    req_id: str
+    num_drafts: int
+    source: int
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """One step, by batch index.
+
+    Args:
+        slots: [num_reqs] int64, request slots.
+        drafts: [3, num_reqs] int32, as `count_drafts` returns it.
+        num_sampled: [num_reqs] int32, tokens the step emitted.
+        is_round: [num_reqs], whether the request was past its prefill.
+        limits: [num_reqs] int32, drafts that a grammar let pass (`NO_LIMIT`: all), or
+            None where no request has a grammar.
+        ended: requests that gave up their slots before the step.
+    """
+
+    slots: npt.NDArray[np.int64]
+    drafts: Int32Array
+    num_sampled: Int32Array
+    is_round: BoolArray
+    limits: Int32Array | None = None
+    ended: list[Ended] = field(default_factory=list)
+
+    @classmethod
+    def of_nothing(cls, ended: list[Ended]) -> "StepCounts":
+        """Return a step without requests."""
+        nothing = np.zeros(0, dtype=np.int32)
+        return cls(
+            slots=nothing.astype(np.int64),
+            drafts=np.zeros((3, 0), dtype=np.int32),
+            num_sampled=nothing,
+            is_round=nothing.astype(np.bool_),
+            ended=ended,
+        )
+
+
+def settle(step: StepCounts, num_drafts: int) -> tuple[Int32Array, Int32Array]:
+    """Return what each draft was cut to, and how many places held none.
+
+    Args:
+        step: what the runner found; a drafter that is not ours may claim anything.
+        num_drafts: K, the most drafts a round.
+
+    Returns:
+        [4, num_reqs] in the order of `KINDS`, and [num_reqs] fillers. Entries that
+        are no round are zero.
+    """
+    most = np.where(step.is_round, num_drafts, 0).astype(np.int32)
+    width, proposed = np.clip(step.drafts[:2], 0, most)
+    legal = proposed if step.limits is None else np.minimum(proposed, step.limits)
+    verified = np.minimum(width, legal)
+    accepted = np.clip(step.num_sampled - 1, 0, verified)
+    fillers = np.maximum(width - proposed, 0)
+    return np.stack([proposed, legal, verified, accepted]), fillers

@@ -1,0 +1,343 @@
+"""The hooks that book drafts and show them: vLLM's own classes, made-up steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm.v1.core.sched.scheduler")
+
+import msgspec
+import prometheus_client
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
+from vllm.v1.request import RequestStatus
+from vllm.v1.spec_decode.metrics import (
+    SpecDecodingLogging,
+    SpecDecodingProm,
+    SpecDecodingStats,
+)
+
+from mrv2_spec import integration
+from mrv2_spec.counters import DraftCounts, Totals
+from mrv2_spec.integration import metrics
+from mrv2_spec.integration.counting import STEP_COUNTS
+from mrv2_spec.metrics import names
+from mrv2_spec.metrics.prometheus import forget_registered
+from mrv2_spec.metrics.step import Ended, StepCounts
+from mrv2_spec.scorecard.scrape import parse
+
+K = 4
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    integration.install()
+    yield
+    integration.uninstall()
+    forget_registered()
+
+
+@dataclass
+class Request:
+    status: Any = RequestStatus.RUNNING
+    drop_stale_output: bool = False
+    num_stale_output_tokens: int = 0
+    use_structured_output: bool = False
+    is_prefill_chunk: bool = False
+    spec_token_ids: list[int] = field(default_factory=list)
+
+
+class FakeScheduler:
+    """What the hook reads of a scheduler, and vLLM's own way to count."""
+
+    num_spec_tokens = K
+    log_stats = True
+    spec_decode_metrics_level = "detailed"
+    make_spec_decoding_stats = Scheduler.make_spec_decoding_stats
+
+    def __init__(self, requests: dict[str, Request]) -> None:
+        self.requests = requests
+        self.per_request = {r: RequestSpecDecodeMetrics.new(K) for r in requests}
+
+    def update_from_output(self, scheduler_output: Any, output: Any) -> dict[int, Any]:
+        """Count as vLLM does."""
+        stats = None
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        for i, req_id in enumerate(output.req_ids):
+            if req_id not in self.requests or req_id not in scheduled:
+                continue
+            num_accepted = len(output.sampled_token_ids[i]) - 1
+            stats = self.make_spec_decoding_stats(  # type: ignore[call-arg]
+                stats,
+                num_draft_tokens=len(scheduled[req_id]),
+                num_accepted_tokens=num_accepted,
+                num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens,
+                request_id=req_id,
+            )
+            invalid = (scheduler_output.num_invalid_spec_tokens or {}).get(req_id, 0)
+            self.per_request[req_id].observe(
+                len(scheduled[req_id]) - invalid, num_accepted, detailed=True
+            )
+        outputs = [
+            EngineCoreOutput(r, [1], spec_decode_metrics=self.per_request.get(r))
+            for r in output.req_ids
+        ]
+        return {
+            0: EngineCoreOutputs(
+                outputs=outputs,
+                scheduler_stats=SchedulerStats(spec_decoding_stats=stats),
+            )
+        }
+
+
+def update(
+    scheduler: FakeScheduler,
+    req_ids: list[str],
+    proposed: list[int],
+    widths: list[int],
+    sampled: list[int],
+    *,
+    scheduled: int = K,
+    new: tuple[str, ...] = (),
+    finished: frozenset[str] = frozenset(),
+    ended: tuple[Ended, ...] = (),
+) -> dict[int, Any]:
+    """Run the hook around a step; all but new requests are past their prefill."""
+    step = StepCounts(
+        slots=np.arange(len(req_ids)),
+        drafts=np.array([widths, proposed, [0] * len(req_ids)], dtype=np.int32),
+        num_sampled=np.array(sampled, dtype=np.int32),
+        is_round=np.array([r not in new for r in req_ids], dtype=np.bool_),
+        ended=list(ended),
+    )
+    output = SimpleNamespace(
+        req_ids=req_ids, sampled_token_ids=[[7] * n for n in sampled]
+    )
+    setattr(output, STEP_COUNTS, step)
+    scheduler_output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=r) for r in new],
+        finished_req_ids=set(finished),
+        scheduled_spec_decode_tokens={
+            r: [-1] * scheduled for r in req_ids if r not in new and scheduled
+        },
+        num_invalid_spec_tokens=None,
+    )
+    patched = metrics._wrap_update(FakeScheduler.update_from_output)
+    found: dict[int, Any] = patched(scheduler, scheduler_output, output)
+    return found
+
+
+def stats_of(outputs: dict[int, Any]) -> Any:
+    return outputs[0].scheduler_stats.spec_decoding_stats
+
+
+def test_vllm_is_told_which_places_held_a_verified_draft() -> None:
+    scheduler = FakeScheduler({"a": Request(), "b": Request()})
+    update(scheduler, ["a", "b"], [0, 0], [0, 0], [1, 1], new=("a", "b"))
+    # Two places hold drafts, one filler is right beside them; one holds none at all
+    # and its filler is right.
+    stats = stats_of(update(scheduler, ["a", "b"], [2, 0], [4, 1], [4, 2]))
+    assert (stats.num_drafts, stats.num_draft_tokens) == (2, 2)
+    assert stats.num_accepted_tokens == 2
+    assert stats.num_accepted_tokens_per_pos == [1, 1, 0, 0]
+    # A real draft that was trimmed is no draft to vLLM.
+    stats = stats_of(update(scheduler, ["a", "b"], [4, 4], [1, 0], [2, 1]))
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (1, 1)
+    a = scheduler.per_request["a"]
+    assert a.num_draft_tokens == 3
+    assert (a.per_step_accepted, a.per_step_drafted) == ([2, 1], [2, 1])
+    assert scheduler.per_request["b"].histogram == [2, 0, 0, 0, 0]
+
+
+def test_a_round_without_scheduled_places_is_sent_all_the_same() -> None:
+    scheduler = FakeScheduler({"a": Request()})
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    stats = stats_of(update(scheduler, ["a"], [3], [0], [1], scheduled=0))
+    assert stats.num_drafts == 0
+    counts = DraftCounts.from_list(stats.mrv2_spec)
+    assert counts.totals() == Totals(
+        proposed=3, never_issued=3, rounds=1, rounds_with_draft=1
+    )
+
+
+def test_output_of_requests_that_are_gone_counts_as_never_issued() -> None:
+    requests = {
+        "done": Request(status=RequestStatus.FINISHED_STOPPED),
+        "stale": Request(drop_stale_output=True, num_stale_output_tokens=3),
+        "once stale": Request(drop_stale_output=True),
+    }
+    scheduler = FakeScheduler(requests)
+    names_ = ["done", "stale", "once stale", "aborted"]
+    update(scheduler, names_, [0] * 4, [0] * 4, [1] * 4, new=tuple(names_))
+    update(scheduler, names_, [2] * 4, [2] * 4, [3] * 4)
+    ledger = metrics.ledger_of(scheduler)
+    assert ledger is not None
+    assert ledger.total.totals() == Totals(
+        proposed=8, verified=2, accepted=2, never_issued=6, rounds=1,
+        rounds_with_draft=1,
+    )  # fmt: skip
+
+
+def test_what_a_request_did_is_on_its_output() -> None:
+    scheduler = FakeScheduler({"a": Request()})
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    (output,) = update(scheduler, ["a"], [3], [2], [2])[0].outputs
+    payload = output.spec_decode_metrics.to_dict()
+    assert payload["num_draft_tokens"] == 2
+    assert payload["mrv2_spec"]["proposed"] == 3
+    assert payload["mrv2_spec"]["never_issued"] == 1
+    assert payload["mrv2_spec"]["accepted_lengths"] == [0, 1, 0, 0, 0]
+
+
+def test_it_all_survives_the_way_to_another_process() -> None:
+    scheduler = FakeScheduler({"a": Request()})
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    outputs = update(scheduler, ["a"], [3], [2], [2])[0]
+    wire = msgspec.msgpack.encode(outputs)
+    there = msgspec.msgpack.decode(wire, type=EngineCoreOutputs)
+    sent = DraftCounts.from_list(there.scheduler_stats.spec_decoding_stats.mrv2_spec)
+    assert sent.totals().proposed == 3
+    assert there.outputs[0].spec_decode_metrics.mrv2_spec == sent.to_list()
+
+
+def test_a_step_of_somebody_elses_runner_is_left_alone() -> None:
+    scheduler = FakeScheduler({"a": Request()})
+    scheduler_output = SimpleNamespace(
+        scheduled_spec_decode_tokens={"a": [1, 2]}, num_invalid_spec_tokens=None
+    )
+    output = SimpleNamespace(req_ids=["a"], sampled_token_ids=[[1]])
+    patched = metrics._wrap_update(FakeScheduler.update_from_output)
+    stats = stats_of(patched(scheduler, scheduler_output, output))
+    assert stats.num_draft_tokens == 2
+    assert metrics.ledger_of(scheduler) is None
+
+
+def test_a_grammar_that_cuts_before_scheduling() -> None:
+    requests = {
+        "json": Request(use_structured_output=True),
+        "free": Request(),
+        "chunk": Request(use_structured_output=True, is_prefill_chunk=True),
+    }
+    scheduler = FakeScheduler(requests)
+    update(scheduler, list(requests), [0] * 3, [0] * 3, [1] * 3, new=tuple(requests))
+
+    def cut(self: Any, draft_token_ids: Any) -> None:
+        for req_id, tokens in zip(
+            draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True
+        ):
+            requests[req_id].spec_token_ids = tokens[:1]
+
+    # The last place of a row may be padding, which no grammar cut.
+    metrics._wrap_drafts(cut)(
+        scheduler,
+        SimpleNamespace(
+            req_ids=["json", "free", "chunk"],
+            draft_token_ids=[[5, 6, 7, -1], [5, 6, 7, 8], [5, 6, 7, 8]],
+        ),
+    )
+    update(scheduler, ["free"], [1], [1], [1], scheduled=1)
+    update(scheduler, ["json"], [3], [1], [2], scheduled=1)
+    update(scheduler, ["json"], [3], [3], [2], scheduled=3)
+    ledger = metrics.ledger_of(scheduler)
+    assert ledger is not None
+    json = ledger.of_request("json")
+    assert json is not None
+    assert json.totals().invalid == 2
+    assert ledger.total.totals().invalid == 2
+
+
+# ---- where users look
+
+
+def logged(log: SpecDecodingLogging) -> list[str]:
+    found: list[str] = []
+    log.log(log_fn=lambda text, *args: found.append(text % args))
+    return found
+
+
+def stats_with(counts: DraftCounts, num_drafts: int = 0) -> SpecDecodingStats:
+    stats = SpecDecodingStats.new(K)
+    for _ in range(num_drafts):
+        stats.observe_draft(2, 1)
+    stats.mrv2_spec = counts.to_list()
+    return stats
+
+
+def one_round() -> DraftCounts:
+    counts = DraftCounts(K)
+    for kind, length in enumerate((3, 3, 2, 1)):
+        counts.lengths[kind, 0, length] += 1
+    return counts
+
+
+def test_the_log_line_sums_up_the_interval() -> None:
+    log = SpecDecodingLogging()
+    log.observe(stats_with(one_round(), num_drafts=1))
+    log.observe(stats_with(one_round(), num_drafts=1))
+    theirs, ours = logged(log)
+    assert theirs.startswith("SpecDecoding metrics: ")
+    assert ours.startswith("mrv2-spec: 2 decode rounds, 100.0% with a draft")
+    assert "drafts: 6 proposed" in ours
+    assert logged(log) == []
+
+
+def test_no_line_of_vllm_where_it_has_nothing_to_divide_by() -> None:
+    log = SpecDecodingLogging()
+    log.observe(stats_with(one_round()))
+    (ours,) = logged(log)
+    assert ours.startswith("mrv2-spec: 1 decode rounds")
+
+
+def test_vllms_own_line_without_us() -> None:
+    log = SpecDecodingLogging()
+    stats = SpecDecodingStats.new(K)
+    stats.observe_draft(2, 1)
+    log.observe(stats)
+    (theirs,) = logged(log)
+    assert theirs.startswith("SpecDecoding metrics: ")
+
+
+def prometheus(method: str) -> SpecDecodingProm:
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+    unregister_vllm_metrics()
+    return SpecDecodingProm(
+        SimpleNamespace(method=method, num_speculative_tokens=K),
+        ["model_name", "engine"],
+        {0: ["m", "0"], 1: ["m", "1"]},
+    )
+
+
+def scraped(name: str, engine: str) -> list[float]:
+    text = prometheus_client.generate_latest().decode()
+    return [
+        s.value
+        for s in parse(text)
+        if s.name == name and s.labels.get("engine") == engine
+    ]
+
+
+def test_prometheus_shows_ours_beside_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    prom = prometheus("ngram")
+    prom.observe(stats_with(one_round(), num_drafts=1), 1)
+    assert scraped(names.ROUNDS.sample_name, "0") == [0.0]
+    assert scraped(names.ROUNDS.sample_name, "1") == [1.0]
+    assert sum(scraped(names.PROPOSED.sample_name, "1")) == 3
+    assert scraped("vllm:spec_decode_num_draft_tokens_total", "1") == [2.0]
+
+
+@pytest.mark.parametrize(("method", "v2"), [("eagle", "1"), ("ngram", "0")])
+def test_prometheus_of_other_drafters_shows_none_of_ours(
+    method: str, v2: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+    prom = prometheus(method)
+    prom.observe(stats_with(one_round(), num_drafts=1))
+    assert scraped(names.ROUNDS.sample_name, "0") == []
+    assert scraped("vllm:spec_decode_num_draft_tokens_total", "0") == [2.0]
