@@ -83,6 +83,36 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def scorecard(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A server, such as http://localhost:8000, or a saved scrape."
+        ),
+    ],
+    model: Annotated[str | None, typer.Option(help="Only this served model.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Only this engine.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell from a server's metrics how well speculation does."""
+    from mrv2_spec.scorecard.score import score, verdict
+    from mrv2_spec.scorecard.scrape import fetch, parse
+    from mrv2_spec.scorecard.show import count_table, position_table, ratio_table
+
+    try:
+        card = score(parse(fetch(source)), model, engine)
+    except UserError as error:
+        raise _fail(str(error)) from error
+    if as_json:
+        typer.echo(json.dumps(card.as_dict(), indent=2, allow_nan=False))
+        return
+    console = Console()
+    for table in (ratio_table(card), count_table(card), position_table(card)):
+        console.print(table)
+    Console(soft_wrap=True).print(verdict(card.totals), highlight=False)
+
+
 def _fail(message: str) -> typer.Exit:
     # One line whatever the width, so that it can be searched and piped.
     Console(stderr=True, soft_wrap=True).print(

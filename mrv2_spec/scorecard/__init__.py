@@ -1,0 +1,1 @@
+"""How well speculation does, from a Prometheus scrape."""

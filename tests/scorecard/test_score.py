@@ -1,0 +1,264 @@
+"""The scorecard: the worked examples, verdicts, and every bad input in one line."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mrv2_spec.cli import app
+from mrv2_spec.counters import Totals
+from mrv2_spec.errors import UserError
+from mrv2_spec.metrics import names
+from mrv2_spec.scorecard.score import Scorecard, score, verdict
+from mrv2_spec.scorecard.scrape import parse
+
+
+def scrape(
+    totals: Totals, engine: str = "0", source: str = "own", vllm: bool = True
+) -> str:
+    """Return the scrape of an engine with these totals, positions aside."""
+    labels = f'model_name="m",engine="{engine}",method="ngram"'
+    lines = [
+        f"{names.ROUNDS.sample_name}{{{labels}}} {float(totals.rounds)}",
+        f"{names.FILLERS.sample_name}{{{labels}}} {float(totals.fillers)}",
+        f"{names.VERIFIED_AT.sample_name}{{{labels},position=\"0\"}} 8.0",
+        f"{names.ACCEPTED_AT.sample_name}{{{labels},position=\"0\"}} 6.0",
+        f"{names.VERIFIED_AT.sample_name}{{{labels},position=\"10\"}} 0.0",
+        f"{names.ACCEPTED_AT.sample_name}{{{labels},position=\"10\"}} 0.0",
+        f"{names.VERIFIED_AT.sample_name}{{{labels},position=\"9\"}} 4.0",
+        f"{names.ACCEPTED_AT.sample_name}{{{labels},position=\"9\"}} 1.0",
+        f"{names.LENGTHS.sample_name}{{{labels},length=\"0\"}} 3.0",
+        f"{names.LENGTHS.sample_name}{{{labels},length=\"1\"}} 5.0",
+    ]  # fmt: skip
+    for counter, field in names.BY_SOURCE.items():
+        number = float(getattr(totals, field))
+        lines.append(f'{counter.sample_name}{{{labels},source="{source}"}} {number}')
+    if vllm:
+        own = f'model_name="m",engine="{engine}"'
+        lines.append(f"vllm:generation_tokens_total{{{own}}} 1010.0")
+        lines.append(f"vllm:time_to_first_token_seconds_count{{{own}}} 10.0")
+    return "\n".join(lines) + "\n"
+
+
+STRUCTURED = Totals(
+    proposed=1000, invalid=200, verified=800, accepted=600, rounds=400,
+    rounds_with_draft=300, fillers=7,
+)  # fmt: skip
+
+
+def card_of(text: str, **chosen: str) -> Scorecard:
+    return score(parse(text), **chosen)
+
+
+def test_three_ratios_of_one_run() -> None:
+    found = card_of(scrape(STRUCTURED)).as_dict()
+    assert found["grammar_survival"] == 0.8
+    assert found["conditional_acceptance"] == 0.75
+    assert found["yield"] == 0.6
+    assert found["coverage"] == 0.75
+    assert found["mean_acceptance_length"] == 2.5
+    assert found["tokens_per_step"] == 2.5
+    assert found["counters"]["fillers"] == 7
+    assert found["accepted_lengths"] == [3, 5]
+
+
+def test_positions_are_in_order_and_nothing_is_no_ratio() -> None:
+    positions = card_of(scrape(STRUCTURED)).as_dict()["positions"]
+    assert [(p["position"], p["acceptance"]) for p in positions] == [
+        (1, 0.75),
+        (10, 0.25),
+        (11, None),
+    ]
+
+
+def test_engines_add_up_or_are_chosen() -> None:
+    other = Totals(proposed=10, verified=10, accepted=1, rounds=100)
+    text = scrape(STRUCTURED, "0") + scrape(other, "1", source="memory")
+    both = card_of(text)
+    assert both.engines == ("0", "1")
+    assert both.totals.proposed == 1010
+    assert both.by_source["memory"].accepted == 1
+    one = card_of(text, engine="1")
+    assert one.totals == other
+    assert one.delivered_per_round == 10.0
+
+
+def test_without_vllms_own_counters() -> None:
+    assert card_of(scrape(STRUCTURED, vllm=False)).as_dict()["tokens_per_step"] is None
+
+
+def test_rounds_without_drafts_have_no_ratios() -> None:
+    found = card_of(scrape(Totals(rounds=9))).as_dict()
+    assert found["grammar_survival"] is None
+    assert found["conditional_acceptance"] is None
+    assert found["yield"] is None
+    assert found["coverage"] == 0.0
+    assert found["mean_acceptance_length"] == 1.0
+    assert "NaN" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("totals", "says"),
+    [
+        (Totals(rounds=9), "No draft in 9 decode rounds"),
+        (STRUCTURED, "60% of the rounds are saved"),
+        (
+            Totals(proposed=100, invalid=70, verified=30, accepted=20, rounds=50,
+                   rounds_with_draft=30),
+            "70% of the drafts are lost because a grammar",
+        ),
+        (
+            Totals(proposed=100, never_issued=60, verified=40, accepted=40, rounds=50,
+                   rounds_with_draft=30),
+            "60% of the drafts are lost because they are not issued",
+        ),
+        (
+            Totals(proposed=100, verified=100, accepted=1, rounds=50,
+                   rounds_with_draft=30),
+            "saves next to nothing. 99% of the drafts are lost because the target",
+        ),
+        (
+            Totals(proposed=100, verified=100, accepted=95, rounds=30,
+                   rounds_with_draft=30),
+            "Few drafts are lost: 95% are accepted",
+        ),
+        (
+            Totals(proposed=100, verified=100, accepted=50, rounds=300,
+                   rounds_with_draft=30),
+            "Only 10% of the rounds have a draft at all",
+        ),
+    ],
+)  # fmt: skip
+def test_verdicts(totals: Totals, says: str) -> None:
+    line = verdict(totals)
+    assert says in line
+    assert "\n" not in line
+
+
+# The command
+
+
+def run(*args: str) -> Any:
+    # Wide, so that no table or line is broken.
+    return CliRunner().invoke(app, ["scorecard", *args], env={"COLUMNS": "200"})
+
+
+def refusal(*args: str) -> str:
+    result = run(*args)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    line = " ".join(result.output.split())
+    assert line.startswith("error: ")
+    assert result.output.count("\n") == 1
+    return line
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "scrape.txt"
+    path.write_text(scrape(STRUCTURED))
+    return path
+
+
+def test_a_saved_scrape(saved: Path) -> None:
+    result = run(str(saved))
+    assert result.exit_code == 0
+    for text in ("80.0%", "75.0%", "60.0%", "800 of 1000 drafts", "2.500"):
+        assert text in result.output
+    assert result.output.splitlines()[-1] == verdict(STRUCTURED)
+
+
+def test_json(saved: Path) -> None:
+    result = run(str(saved), "--json")
+    assert json.loads(result.output) == card_of(saved.read_text()).as_dict()
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, dict[str, str]]]:
+    """Return a server's address, and its pages by path."""
+    pages: dict[str, str] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path not in pages:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(pages[self.path].encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}", pages
+        httpd.shutdown()
+        thread.join()
+
+
+def test_a_live_server(server: tuple[str, dict[str, str]]) -> None:
+    address, pages = server
+    pages["/metrics"] = scrape(STRUCTURED)
+    for form in (address, f"{address}/", f"{address}/metrics"):
+        assert json.loads(run(form, "--json").output)["yield"] == 0.6
+
+
+def test_a_server_without_metrics(server: tuple[str, dict[str, str]]) -> None:
+    address, _ = server
+    line = refusal(address)
+    assert f"cannot read {address}/metrics" in line
+    assert "404" in line
+
+
+def test_nobody_answers() -> None:
+    line = refusal("http://127.0.0.1:9")
+    assert "cannot read http://127.0.0.1:9/metrics" in line
+    assert "refused" in line
+
+
+def test_an_address_that_is_none() -> None:
+    assert "cannot read http://[/metrics" in refusal("http://[")
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere"
+    assert f"cannot read {path} (No such file" in refusal(str(path))
+
+
+def test_a_binary_file(tmp_path: Path) -> None:
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert f"cannot read {path}" in refusal(str(path))
+
+
+def test_a_scrape_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "other.txt"
+    path.write_text('vllm:num_requests_running{engine="0"} 1.0\n')
+    line = refusal(str(path))
+    assert "has no mrv2_spec counters" in line
+    assert "mrv2-spec doctor" in line
+
+
+def test_no_traffic(tmp_path: Path) -> None:
+    path = tmp_path / "idle.txt"
+    path.write_text(scrape(Totals()))
+    assert "no decode round was counted yet" in refusal(str(path))
+    assert "no decode round was counted yet" in refusal(str(path), "--json")
+
+
+def test_an_engine_that_is_not_there(saved: Path) -> None:
+    line = refusal(str(saved), "--engine", "3")
+    assert "no mrv2_spec counters of model any and engine 3" in line
+    assert "engines 0" in line
+
+
+def test_errors_are_for_users() -> None:
+    with pytest.raises(UserError, match="no mrv2_spec counters"):
+        score([])
