@@ -50,11 +50,12 @@ class Child:
         self._rest = b""
         path = os.pathsep.join(filter(None, [str(BENCH), os.environ.get("PYTHONPATH")]))
         environment = {
+            **os.environ,
+            # As users run it: the engine in a process of its own.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CACHE_ROOT": str(cache),
-            **os.environ,
             **shape.environment,
             **arm.environment(),
             "PYTHONPATH": path,
