@@ -1,0 +1,178 @@
+"""Grammars in a real engine: drafts full of illegal look-alikes change no token."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.harness import add, ngram, outputs
+
+pytestmark = pytest.mark.vllm
+
+Run = Callable[..., dict[str, Any]]
+
+MAX_TOKENS = 96
+GRADES = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"grade": {"enum": ["A", "B"]}, "sum": {"enum": [10, 12]}},
+        "required": ["grade", "sum"],
+        "additionalProperties": False,
+    },
+    "minItems": 3,
+    "maxItems": 3,
+}
+CHOICES = ["refused as before", "accepted as before", "accepted after all"]
+REGEX = r"(id=[0-3]{2}; ){4}end"
+
+# What a drafter finds in the prompt looks much like what the grammar wants, and is not.
+GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
+    "json": (
+        {"json": GRADES},
+        '[{"grade":"Z","sum":99},{"grade":"Q","sum":77},{"grade":"Z","sum":99}] ',
+    ),
+    "regex": ({"regex": REGEX}, "id=47; id=58; id=47; id=96; end? id=47; "),
+    "choice": ({"choice": CHOICES}, "accepted as always, refused as always, accepted "),
+}
+
+
+def ids(text: str) -> list[int]:
+    """Return the text model's tokens: one a byte, in its tokenizer's order."""
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    number = {letter: i for i, letter in enumerate(letters)}
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return [
+        NUM_SPECIALS + number[letter]
+        for piece, _ in splitter.pre_tokenize_str(text)
+        for letter in piece
+    ]
+
+
+NUM_SPECIALS = 5
+END = 2
+
+
+def text_of(token_ids: list[int]) -> str:
+    """Return what tokens say, the end of the text aside."""
+    table = {token: chr(i) for i in range(128) for token in ids(chr(i))}
+    return "".join(table.get(token, "?") for token in token_ids if token != END)
+
+
+def is_valid(kind: str, text: str) -> bool:
+    if kind == "json":
+        value = json.loads(text)
+        return len(value) == 3 and all(
+            one["grade"] in "AB" and one["sum"] in (10, 12) for one in value
+        )
+    if kind == "regex":
+        return re.fullmatch(REGEX, text) is not None
+    return text in CHOICES
+
+
+def actions() -> list[list[Any]]:
+    """Return requests of every kind, and one without a grammar among them."""
+    found = [
+        add(
+            kind,
+            ids(look_alikes * 2),
+            MAX_TOKENS,
+            structured_outputs=grammar,
+            ignore_eos=False,
+        )
+        for kind, (grammar, look_alikes) in GRAMMARS.items()
+    ]
+    return [*found, add("free", ids(GRAMMARS["json"][1] * 2), 24)]
+
+
+def suffix(num_drafts: int, trim: bool = True) -> dict[str, Any]:
+    return {
+        "speculative_config": {
+            "method": "suffix",
+            "num_speculative_tokens": num_drafts,
+            "suffix_decoding_max_cached_requests": 100,
+        },
+        "additional_config": {"mrv2_spec": {"corpus_tokens": 4096, "trim": trim}},
+    }
+
+
+def run_engine(
+    run: Run, backend: str, drafter: dict[str, Any], async_scheduling: bool
+) -> dict[str, Any]:
+    return run(
+        actions(),
+        model="text",
+        engine={
+            **drafter,
+            "skip_tokenizer_init": False,
+            "max_model_len": 320,
+            # Any white space would be legal, and endless.
+            "structured_outputs_config": {
+                "backend": backend,
+                "disable_any_whitespace": True,
+            },
+        },
+        async_scheduling=async_scheduling,
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(worker: Any) -> Callable[[str], list[list[int]]]:
+    """Return the texts without speculation by backend, each engine run once."""
+    found: dict[str, list[list[int]]] = {}
+
+    def texts_of(backend: str) -> list[list[int]]:
+        if backend not in found:
+
+            def run(actions: list[list[Any]], **job: Any) -> dict[str, Any]:
+                result = worker.run({**job, "actions": actions})
+                assert "error" not in result, result["traceback"]
+                return result
+
+            found[backend] = outputs(run_engine(run, backend, {}, True))
+        return found[backend]
+
+    return texts_of
+
+
+@pytest.mark.parametrize(
+    ("backend", "method", "num_drafts", "async_scheduling", "trim"),
+    [
+        ("xgrammar", "ngram", 4, True, False),
+        ("xgrammar", "ngram", 8, True, True),
+        ("xgrammar", "ngram", 8, False, False),
+        ("xgrammar", "suffix", 4, True, True),
+        ("xgrammar", "suffix", 8, True, False),
+        ("guidance", "ngram", 4, True, True),
+        ("guidance", "ngram", 8, True, False),
+        ("guidance", "suffix", 8, True, False),
+    ],
+)
+def test_valid_and_equal_to_no_speculation(
+    backend: str,
+    method: str,
+    num_drafts: int,
+    async_scheduling: bool,
+    trim: bool,
+    plain: Callable[[str], list[list[int]]],
+    run: Run,
+) -> None:
+    pytest.importorskip("llguidance" if backend == "guidance" else "xgrammar")
+    drafter = (ngram if method == "ngram" else suffix)(num_drafts, trim)
+    expected = plain(backend)
+    for kind, token_ids in zip(GRAMMARS, expected, strict=False):
+        assert is_valid(kind, text_of(token_ids)), text_of(token_ids)
+    result = run_engine(run, backend, drafter, async_scheduling)
+    assert outputs(result) == expected
+    totals = result["counters"]
+    assert totals["invalid"] > 0
+    if not trim:
+        assert totals["accepted"] > 0
+    # Whatever a grammar ruled out belongs to a request that has one.
+    by_request = dict(result["request_counts"])
+    assert by_request["free"]["invalid"] == 0
+    assert sum(one["invalid"] for one in by_request.values()) == totals["invalid"]
