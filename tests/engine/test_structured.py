@@ -176,3 +176,75 @@ def test_valid_and_equal_to_no_speculation(
     by_request = dict(result["request_counts"])
     assert by_request["free"]["invalid"] == 0
     assert sum(one["invalid"] for one in by_request.values()) == totals["invalid"]
+
+
+THINK, THOUGHT = 3, 4
+CHAIN = "abcdefgh"
+GRADE = {
+    "type": "object",
+    "properties": {"grade": {"enum": ["A", "B"]}},
+    "required": ["grade"],
+    "additionalProperties": False,
+}
+
+
+def thoughts(num_drafts: int) -> list[list[Any]]:
+    """Return requests whose thought ends at each place of a draft, and around it.
+
+    The earlier thought is copied up to its end and beyond, where an answer follows
+    that the grammar does not allow.
+    """
+    earlier = [THINK, *ids(CHAIN), THOUGHT, *ids('{"grade":"Z"} ')]
+    return [
+        add(
+            f"{left} left",
+            [*earlier, *earlier, THINK, *ids(CHAIN[: len(CHAIN) - left])],
+            48,
+            structured_outputs={"json": GRADE},
+            ignore_eos=False,
+        )
+        for left in range(len(CHAIN))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "method", "num_drafts", "async_scheduling"),
+    [
+        ("xgrammar", "ngram", 4, True),
+        ("xgrammar", "suffix", 4, True),
+        ("guidance", "ngram", 4, True),
+        ("xgrammar", "ngram", 6, False),
+    ],
+)
+def test_a_thought_ends_inside_a_draft(
+    backend: str, method: str, num_drafts: int, async_scheduling: bool, run: Run
+) -> None:
+    drafter = (ngram if method == "ngram" else suffix)(num_drafts, trim=False)
+    found = []
+    for engine in ({}, drafter):
+        result = run(
+            thoughts(num_drafts),
+            model="text",
+            engine={
+                **engine,
+                "skip_tokenizer_init": False,
+                "max_model_len": 320,
+                "max_num_seqs": 8,
+                "reasoning_parser": "deepseek_r1",
+                "structured_outputs_config": {
+                    "backend": backend,
+                    "disable_any_whitespace": True,
+                },
+            },
+            async_scheduling=async_scheduling,
+        )
+        found.append(outputs(result))
+    expected, speculated = found
+    for left, token_ids in enumerate(expected):
+        thought, answer = token_ids[: left + 1], token_ids[left + 1 :]
+        assert thought == [*ids(CHAIN[len(CHAIN) - left :]), THOUGHT]
+        assert json.loads(text_of(answer))["grade"] in "AB"
+    assert speculated == expected
+    totals = result["counters"]
+    assert totals["accepted"] > 0
+    assert totals["invalid"] > 0

@@ -4,7 +4,7 @@ Reads one job as JSON a line from standard input and writes one result a line to
 file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 
 - ``model``: a checkpoint, in place of the tiny one; or ``text``, for one like it that
-  has a tokenizer of bytes;
+  has a tokenizer of bytes, and that goes from an "h" to the end of a thought;
 - ``engine``: arguments of ``vllm.LLM`` beside those that all jobs share;
 - ``async_scheduling``: whether the engine runs a step ahead;
 - ``kernel_block``: positions a block of the n-gram kernel;
@@ -25,12 +25,13 @@ transformers instead, and ``gaps``: how near each one's closest decision was to 
 
 import contextlib
 import gc
+import itertools
 import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ FIRST_TOKEN = 3
 RING_WEIGHT = 10.0
 
 
+# How much a chain outweighs all else.
+CHAIN_WEIGHT = 8.0
 # The text model's tokens beside the bytes: end of text, and of a thought.
 TEXT_SPECIALS = ("<pad>", "<s>", "</s>", "<think>", "</think>")
 
@@ -85,13 +88,22 @@ def make_text_model(folder: Path) -> str:
         bos_token="<s>",
         eos_token="</s>",
     ).save_pretrained(folder)
-    return make_model(folder, len(names), len(TEXT_SPECIALS))
+    chain = "abcdefgh"
+    numbers = [names.index(letter) for letter in chain]
+    numbers.append(names.index("</think>"))
+    return make_model(folder, len(names), len(TEXT_SPECIALS), numbers)
 
 
 def make_model(
-    folder: Path, vocab_size: int = VOCAB_SIZE, first_token: int = FIRST_TOKEN
+    folder: Path,
+    vocab_size: int = VOCAB_SIZE,
+    first_token: int = FIRST_TOKEN,
+    chain: Sequence[int] = (),
 ) -> str:
-    """Write a random Llama that mostly goes on in the ring of tokens."""
+    """Write a random Llama that mostly goes on in the ring of tokens.
+
+    From each token of ``chain`` it always goes on to the next one.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -115,7 +127,10 @@ def make_model(
     for token in range(first_token, vocab_size):
         successor = first_token + (token - first_token + 1) % num_in_ring
         llama.lm_head.weight.data[successor] += embedding[token]
+    for token, successor in itertools.pairwise(chain):
+        llama.lm_head.weight.data[successor] += CHAIN_WEIGHT * embedding[token]
     embedding *= RING_WEIGHT / config.initializer_range
+    embedding[list(chain)] *= CHAIN_WEIGHT
     llama.save_pretrained(folder)
     return str(folder)
 
