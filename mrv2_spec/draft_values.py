@@ -58,6 +58,7 @@ class DraftValues:
         self._made = torch.zeros(max_num_reqs, 2, **ints)
         self._tallies = torch.zeros(2, TALLY_WIDTH, **ints)
         self._steps = 0
+        self._taken = 0
 
     @property
     def tally(self) -> torch.Tensor:
@@ -65,6 +66,13 @@ class DraftValues:
         rounds and the tokens that they emitted."""
         tally: torch.Tensor = self._tallies[self._steps % 2]
         return tally
+
+    def take_tally(self) -> torch.Tensor | None:
+        """Return the newest tally, or None if it was taken before."""
+        if self._taken == self._steps:
+            return None
+        self._taken = self._steps
+        return self.tally
 
     def update(
         self,

@@ -29,20 +29,25 @@ class LaggedCounts:
             torch.zeros(like.shape, dtype=like.dtype, pin_memory=pin_memory)
             for _ in range(lag)
         ]
-        self._copies: deque[torch.Tensor] = deque()
-        self._nothing = np.zeros(like.shape, dtype=np.int32)
+        # Of the last steps, oldest first.
+        self._copies: deque[torch.Tensor | None] = deque()
 
-    def publish(self, counts: torch.Tensor) -> None:
-        """Enqueue a copy of the counts as they are after this step."""
-        if not self._free:
-            self._free.append(self._copies.popleft())
-        copy = self._free.pop()
-        copy.copy_(counts, non_blocking=True)
+    def publish(self, counts: torch.Tensor | None) -> None:
+        """Enqueue a copy of the counts as they are after this step, or of nothing."""
+        copy = None
+        if len(self._copies) == self.lag:
+            copy = self._copies.popleft()
+        if counts is not None:
+            copy = self._free.pop() if copy is None else copy
+            copy.copy_(counts, non_blocking=True)
+        elif copy is not None:
+            self._free.append(copy)
+            copy = None
         self._copies.append(copy)
 
-    def read(self) -> npt.NDArray[np.int32]:
-        """Return the copy made ``lag`` publications ago, zeros before there is one."""
+    def read(self) -> npt.NDArray[np.int32] | None:
+        """Return what was published ``lag`` steps ago, or None if nothing was."""
         if len(self._copies) < self.lag:
-            return self._nothing
-        landed: npt.NDArray[np.int32] = self._copies[-self.lag].numpy()
-        return landed
+            return None
+        copy = self._copies[0]
+        return None if copy is None else copy.numpy()

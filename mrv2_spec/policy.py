@@ -25,10 +25,12 @@ _COARSE = np.unique(np.round(2.0 ** np.arange(0.0, 14.25, 0.25)))
 _STEPS_AVERAGED = 16
 # A budget must be better than none by this to be chosen: costs are not exact.
 _MARGIN = 1.01
-# Drafting stops when it has not paid for so many steps, and begins again when it would
-# have paid, by more than the margin that scheduling drafts may cost, for so many.
-_STEPS_TO_SLEEP = 32
-_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 8, 256
+# Drafting stops when it has not paid for so many rounds of requests, within limits of
+# steps, and begins again when it would have paid, by more than the margin that
+# scheduling drafts may cost, in so many of the steps that tell.
+_ROUNDS_TO_SLEEP = 512
+_MIN_STEPS_TO_SLEEP, _MAX_STEPS_TO_SLEEP = 4, 32
+_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 64
 _WAKE_MARGIN = 1.04
 # In the first steps nothing is known: a step of up to so many tokens is verified whole.
 _FREE_TOKENS = 16
@@ -129,7 +131,10 @@ class DraftPolicy:
             return 0
         self._steps_in_state += 1
         self._steps_against = self._steps_against + 1 if budget == 0 else 0
-        if self._may_sleep and self._steps_against >= _STEPS_TO_SLEEP:
+        to_sleep = max(_MIN_STEPS_TO_SLEEP, _ROUNDS_TO_SLEEP // num_drafting)
+        if self._may_sleep and self._steps_against >= min(
+            to_sleep, _MAX_STEPS_TO_SLEEP
+        ):
             self._fall_asleep()
         return budget
 
@@ -142,7 +147,7 @@ class DraftPolicy:
     def _fall_asleep(self) -> None:
         # Where it woke for nothing, the next time it takes more to wake it: in the
         # middle of a copy every draft looks good until one of them was taken.
-        woke_for_nothing = self._steps_in_state <= 2 * _STEPS_TO_SLEEP
+        woke_for_nothing = self._steps_in_state <= 2 * _MAX_STEPS_TO_SLEEP
         self._steps_to_wake = (
             min(2 * self._steps_to_wake, _MAX_STEPS_TO_WAKE)
             if woke_for_nothing

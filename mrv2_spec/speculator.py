@@ -15,6 +15,10 @@ from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.views import StepInputs, TokenRows
 
+# Of so many steps whose drafts nobody verifies, the first two draft: a draft is judged
+# in the step after it was made.
+IDLE_PERIOD = 8
+
 
 class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     """A speculator that drafts from tokens alone, with no forward pass of its own.
@@ -67,6 +71,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             dtype=torch.int32,
             device=device,
         )
+        self._idle_steps = 0
         self.draft_values = DraftValues(*shape, self.num_draft_classes, device)
         self.counters = DraftCounters(req_states.max_num_reqs, device)
         # [num_reqs] int32 of the step in progress, set by the grammar hook.
@@ -145,6 +150,15 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if num_speculative_tokens is None:
             num_speculative_tokens = self.num_speculative_steps
         req_states = self.req_states
+        if num_speculative_tokens == 0:
+            # Nobody will verify them. They are made in some of the steps all the same,
+            # to be compared with what comes: that tells when verifying would pay.
+            self._idle_steps += 1
+            if self._idle_steps % IDLE_PERIOD >= 2:
+                self.num_valid_drafts_for_trim.zero_()
+                self._book(input_batch, num_sampled)
+                return self.draft_tokens[:num_reqs]
+            num_speculative_tokens = self.num_speculative_steps
         max_seq_len = int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max())
         step = StepInputs(
             rows=TokenRows(
@@ -156,9 +170,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             num_sampled=num_sampled,
             # One more than was computed: the token just sampled.
             max_total_len=min(max_seq_len + 1, req_states.max_model_len),
-            # While none is scheduled they are made all the same, to be compared with
-            # what comes: that tells when scheduling some would pay.
-            num_speculative_tokens=num_speculative_tokens or self.num_speculative_steps,
+            num_speculative_tokens=num_speculative_tokens,
         )
         self.draft(step)
         self.draft_values.update(
@@ -170,14 +182,17 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             self.num_valid_drafts_for_trim,
             self.draft_token_confidence_probs,
         )
+        self._book(input_batch, num_sampled)
+        return self.draft_tokens[:num_reqs]
+
+    def _book(self, input_batch: InputBatch, num_sampled: torch.Tensor) -> None:
         self.counters.book(
             input_batch.idx_mapping,
             num_sampled,
             input_batch.cu_num_logits,
             self.num_acceptable_drafts,
-            req_states.total_len.gpu,
-            req_states.prefill_len.gpu,
+            self.req_states.total_len.gpu,
+            self.req_states.prefill_len.gpu,
             self.num_valid_drafts_for_trim,
         )
         self.num_acceptable_drafts = None
-        return self.draft_tokens[:num_reqs]

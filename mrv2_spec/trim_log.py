@@ -31,7 +31,7 @@ class TrimLog:
         budget: int,
         num_drafting: int,
         num_places: int,
-        tally: npt.NDArray[np.int32],
+        tally: npt.NDArray[np.int32] | None,
     ) -> None:
         """Take in a step.
 
@@ -39,7 +39,7 @@ class TrimLog:
             budget: places that it verifies.
             num_drafting: requests with scheduled drafts.
             num_places: places that were scheduled.
-            tally: [TALLY_WIDTH] of an earlier step.
+            tally: [TALLY_WIDTH] of an earlier step, if it had one.
         """
         policy = self._policy
         self._steps += 1
@@ -47,8 +47,9 @@ class TrimLog:
         self._places += num_places
         self._drafting += num_drafting
         self._expected += num_drafting + (policy.expected_accepted if budget else 0.0)
-        self._rounds += int(tally[ROUNDS])
-        self._tokens += int(tally[TOKENS])
+        if tally is not None:
+            self._rounds += int(tally[ROUNDS])
+            self._tokens += int(tally[TOKENS])
         if policy.asleep != self._was_asleep:
             self._was_asleep = policy.asleep
             logger.info(

@@ -129,6 +129,15 @@ def test_apply_and_revert(toy: str) -> None:
     assert (module.double(3), module.Thing().size("m")) == (6, 1)
 
 
+def test_a_later_patch_goes_around_an_earlier_one(toy: str) -> None:
+    module = importlib.import_module(toy)
+    times_ten = Patch("double", (("x",),), lambda f: lambda x: 10 * f(x))
+    patching.apply(module, [DOUBLE, times_ten, SIZE])
+    assert (module.double(3), module.Thing().size("m")) == (70, 2)
+    patching.revert_all()
+    assert (module.double(3), module.Thing().size("m")) == (6, 1)
+
+
 def test_apply_is_all_or_none(toy: str) -> None:
     module = importlib.import_module(toy)
     other = Patch("Thing.size", (("self", "scale"),), _plus_one)

@@ -135,7 +135,7 @@ GOOD = tally(256, [0.99] * K, share=0.2)
 
 def test_sleeps_when_nothing_pays_and_wakes_when_it_would() -> None:
     made = policy(costs(4.6, 0.0228))
-    assert 20 < steps_until(made, True, BAD) < 50
+    assert 3 < steps_until(made, True, BAD) < 10
     for _ in range(300):
         made.observe(BAD)
         made.pass_by(256, 256, 4096)
@@ -149,10 +149,10 @@ def test_waking_for_nothing_makes_it_sleep_deeper() -> None:
     made = policy(costs(4.6, 0.0228))
     steps_until(made, True, BAD)
     naps = []
-    for _ in range(5):
+    for _ in range(6):
         naps.append(steps_until(made, False, GOOD))
         steps_until(made, True, BAD)
-    assert naps[-1] > 5 * naps[0]
+    assert naps[-1] > 3 * naps[0]
     # Having been of use it is as easily woken as ever.
     steps_until(made, False, GOOD)
     for _ in range(200):

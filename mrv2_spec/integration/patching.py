@@ -136,6 +136,10 @@ def apply(module: ModuleType, patches: Sequence[Patch | PatchField]) -> None:
             )
         # The raw attribute: a class method, say, must be put back as one.
         raw = inspect.getattr_static(owner, name)
+        for earlier in ready:
+            if earlier.owner is owner and earlier.name == name:
+                # Another hook of the same attribute: the later goes around it.
+                original = raw = earlier.replacement
         ready.append(_Applied(owner, name, raw, patch.wrap(original)))
     for applied in ready:
         setattr(applied.owner, applied.name, applied.replacement)

@@ -116,28 +116,29 @@ class TrimManager:
         """
         policy = self.policy
         tally = self._lagged.read()
-        policy.observe(tally)
+        if tally is not None:
+            policy.observe(tally)
+        self._draft_budget = 0
         num_reqs = len(num_tokens_per_req)
-        num_tokens = sum(num_tokens_per_req.values())
-        num_drafts = sum(map(len, draft_tokens.values()))
         if draft_tokens:
+            num_drafts = sum(map(len, draft_tokens.values()))
             self._draft_budget = policy.choose(
-                num_tokens - num_drafts,
+                sum(num_tokens_per_req.values()) - num_drafts,
                 len(draft_tokens),
                 num_drafts,
                 self._trimmer.max_draft_budget(num_reqs),
             )
-        else:
-            self._draft_budget = 0
+        elif tally is not None and policy.asleep:
             num_decoding = sum(n == 1 for n in num_tokens_per_req.values())
             num_places = num_decoding * self._req_states.num_speculative_steps
             policy.pass_by(
-                num_tokens,
+                sum(num_tokens_per_req.values()),
                 num_decoding,
                 min(num_places, self._trimmer.max_draft_budget(num_reqs)),
             )
         if self._log is not None:
-            self._log.note(self._draft_budget, len(draft_tokens), num_drafts, tally)
+            num_places = sum(map(len, draft_tokens.values()))
+            self._log.note(self._draft_budget, len(draft_tokens), num_places, tally)
         return self._draft_budget
 
     def get_num_tokens(
@@ -193,7 +194,7 @@ class TrimManager:
         self, confidence_probs: torch.Tensor | None, input_batch: Any
     ) -> None:
         """Send what was just drafted on its way to the host."""
-        self._lagged.publish(self._draft_values.tally)
+        self._lagged.publish(self._draft_values.take_tally())
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
         """Yield the dummy steps whose timings make the cost curves."""

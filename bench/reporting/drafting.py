@@ -1,0 +1,111 @@
+"""The report's sections on drafts alone: what they are worth and what they take."""
+
+from typing import Any
+
+from reporting.markdown import NOTHING, table
+
+Records = dict[str, dict[str, Any]]
+
+
+def replay(records: Records) -> str:
+    """Tokens a step of every drafter on every file, without an engine."""
+    record = records.get("replay")
+    if record is None:
+        return "`bench/replay.py` was not run yet."
+    results = [r for r in record["results"] if r["category"] == "ALL" and r["loops"]]
+    files = list(dict.fromkeys(r["file"] for r in results))
+    parts = []
+    for k in sorted({r["k"] for r in results}):
+        rows = []
+        for drafter in dict.fromkeys(r["drafter"] for r in results):
+            cells = []
+            for file in files:
+                found = [
+                    r
+                    for r in results
+                    if (r["drafter"], r["file"], r["k"]) == (drafter, file, k)
+                ]
+                cells.append(_worth(found[0]) if found else NOTHING)
+            if any(cell != NOTHING for cell in cells):
+                rows.append((drafter, *cells))
+        parts.append(table((f"k={k}", *files), rows))
+    left = "; ".join(f"{name}: {why}" for name, why in record["left_out"].items())
+    parts.append(
+        "Tokens a step (coverage: steps with a draft; accepted of drafted)."
+        + (f" Left out: {left}." if left else "")
+    )
+    parts.append(_source(record))
+    return "\n\n".join(parts)
+
+
+def _worth(found: dict[str, Any]) -> str:
+    share = found["accepted"] / max(1, found["drafted"])
+    return (
+        f"{found['tokens_per_step']:.3f} ({found['coverage']:.0%}; {share:.0%} "
+        f"of {found['drafted']})"
+    )
+
+
+def replay_loops(records: Records) -> str:
+    """SmolLM2's own answers with and without those that end in a loop."""
+    record = records.get("replay")
+    if record is None:
+        return "`bench/replay.py` was not run yet."
+    cells: dict[tuple[str, int], dict[bool, dict[str, Any]]] = {}
+    for r in record["results"]:
+        if r["category"] == "ALL" and r["file"].startswith("smollm2"):
+            cells.setdefault((r["drafter"], r["k"]), {})[r["loops"]] = r
+    rows = [
+        (f"{drafter}, k={k}", *(_worth(found[loops]) for loops in (True, False)))
+        for (drafter, k), found in cells.items()
+        if len(found) == 2
+    ]
+    return table(("drafter", "all answers", "without loops"), rows)
+
+
+def propose_time(records: Records) -> str:
+    """GPU time of drafting, by drafter and batch."""
+    rows: list[tuple[object, ...]] = []
+    ngram = records.get("propose_ngram")
+    if ngram:
+        rows += [
+            _timed(f"n-gram, {_text(c)}", c, c["ours_us"], c.get("ours_floor_us"))
+            for c in ngram["cases"]
+        ]
+        rows += [
+            _timed(f"vLLM's n-gram, {_text(c)}", c, c["in_tree_us"], None)
+            for c in ngram["cases"]
+            if c.get("in_tree_us")
+        ]
+    suffix = records.get("suffix")
+    if suffix:
+        rows += [
+            _timed(f"suffix with memory, {c['text']}", c, c["propose_us"], None)
+            for c in suffix["cases"]
+        ]
+    if not rows:
+        return "No kernel timing is recorded."
+    head = ("drafter", "requests", "row", "p50 us", "p20", "p80", "of the floor")
+    sources = [_source(record) for record in (ngram, suffix) if record]
+    return table(head, rows) + "\n\n" + "\n\n".join(sources)
+
+
+def _text(case: dict[str, Any]) -> str:
+    return "many matches" if case["text"] == "dense" else "few matches"
+
+
+def _timed(
+    name: str, case: dict[str, Any], time: dict[str, float], floor: float | None
+) -> tuple[object, ...]:
+    return (
+        name,
+        case["num_reqs"],
+        case["row_len"],
+        *(f"{time[part]:.1f}" for part in ("p50", "p20", "p80")),
+        f"{time['p50'] / floor:.1f}" if floor else NOTHING,
+    )
+
+
+def _source(record: dict[str, Any]) -> str:
+    where = record["gpu"] or "CPU"
+    return f"{where}, commit {record['commit']}: `{record['command']}`"

@@ -1,0 +1,385 @@
+"""The report compares what may be compared, and refuses what it must not show."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "bench" / "report.py"
+NONE = {"v2-none": "none", "v1-none": "none"}
+
+
+@pytest.fixture(autouse=True)
+def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+
+
+def part(name: str) -> ModuleType:
+    """Return one of the report's modules."""
+    return import_module(f"reporting.{name}")
+
+
+def line(arm: str = "ngram", **changes: Any) -> dict[str, Any]:
+    """Return a grid line as the grid writes it."""
+    return {
+        "run_id": "r1",
+        "arm": arm,
+        "k": 0 if arm in NONE else 16,
+        "c": 64,
+        "workload": "low",
+        "runner": arm[:2] if arm.startswith("v1") else "v2",
+        "method": NONE.get(arm, "ngram"),
+        "trimmed": arm in ("ngram", "suffix"),
+        "tpot_ms": 10.0,
+        "tpot_spread": 0.01,
+        "tok_s": 1000.0,
+        "tokens_per_step": 1.0,
+        "coverage": None if arm in NONE else 0.5,
+        "drafted": None if arm in NONE else 100,
+        "accepted": None if arm in NONE else 40,
+        "model": "llama-8b",
+        "time": "2026-11-30T01:00:00Z",
+        "gpu": "NVIDIA H200",
+        "driver": "580",
+        "torch": "2.11.0",
+        "vllm": "0.33.0",
+        "commit": "abc1234",
+        "command": "python bench/engine_grid.py run",
+        **changes,
+    }
+
+
+def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    """Write a grid's record."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "engine_grid.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def grid_of(tmp_path: Path, *lines: dict[str, Any]) -> Any:
+    points = part("load").read_grid(write(tmp_path, list(lines)))
+    return part("compare").Grid(points)
+
+
+def arm(name: str, k: int = 16) -> Any:
+    return part("compare").Arm(name, 0 if name in NONE else k)
+
+
+# --- comparing -------------------------------------------------------------------
+
+
+def test_a_ratio_is_taken_within_one_run(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", run_id="old", tpot_ms=10.0),
+        line("ngram", run_id="old", tpot_ms=5.0),
+        # The newest run lacks no speculation: nothing to compare with.
+        line("ngram", run_id="new", tpot_ms=1.0, time="2026-11-30T02:00:00Z"),
+        line("suffix", run_id="new", tpot_ms=1.0, time="2026-11-30T02:00:00Z"),
+    )
+    assert grid.ratio(arm("ngram"), 64, "low").value == 2.0
+    assert grid.ratio(arm("suffix"), 64, "low") is None
+    assert [p.arm for p in grid.without_base()] == ["suffix"]
+
+
+def test_the_newest_run_counts_and_within_it_the_last_line(tmp_path: Path) -> None:
+    later = {"run_id": "a", "time": "2026-11-30T03:00:00Z"}
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", **later, tpot_ms=12.0),
+        line("ngram", **later, tpot_ms=2.0),
+        line("ngram", **later, tpot_ms=3.0),
+        line("v2-none", run_id="z"),
+        line("ngram", run_id="z"),
+    )
+    assert grid.run_ids == ["a", "z"]
+    assert grid.ratio(arm("ngram"), 64, "low").value == 4.0
+
+
+def test_each_runner_has_its_own_base(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=8.0),
+        line("v1-none", tpot_ms=12.0),
+        line("v1-suffix", tpot_ms=4.0, method="suffix"),
+        line("suffix", tpot_ms=2.0, method="suffix"),
+    )
+    assert grid.ratio(arm("v1-suffix"), 64, "low").value == 3.0
+    assert grid.ratio(arm("suffix"), 64, "low").value == 4.0
+    v2 = arm("v2-none")
+    assert grid.ratio(arm("v1-suffix"), 64, "low", base=v2).value == 2.0
+    text = part("runners").v1_suffix_against_v2(grid)
+    assert "| v1-suffix:16 | low | 2.00 |" in text
+
+
+def test_a_share_of_the_oracle_gain(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=9.0),
+        line("v2-oracle", tpot_ms=3.0, method="oracle"),
+        line("ngram", tpot_ms=6.0),
+        line("suffix", tpot_ms=12.0, method="suffix"),
+        # Where perfect drafts gain nothing, a share of it says nothing.
+        line("v2-none", c=256),
+        line("v2-oracle", c=256, tpot_ms=9.9, method="oracle"),
+        line("ngram", c=256),
+    )
+    assert grid.share(arm("ngram"), 64, "low") == pytest.approx(0.25)
+    assert grid.share(arm("suffix"), 64, "low") == pytest.approx(-0.125)
+    assert grid.share(arm("ngram"), 256, "low") is None
+    assert "| ngram:16 | 25% | - |" in part("grid_sections").shares(grid)
+
+
+def test_a_wide_spread_is_stated(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_spread=0.04),
+        line("ngram", tpot_ms=8.0),
+        line("v2-none", c=1),
+        line("ngram", c=1, tpot_ms=8.0),
+    )
+    assert "| ngram:16 | 1.25 | 1.25 (±4%) |" in part("grid_sections").ratios(grid)
+    text = part("grid_sections").spreads(grid)
+    assert "3 of 4 points repeat within 3%" in text
+    assert "| v2-none | low | 64 | 4.0% |" in text
+
+
+def test_losses_name_our_drafters_too(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=9.0),
+        line("ngram", tpot_ms=10.0),
+        line("v2-intree-ngram", tpot_ms=20.0),
+        line("suffix", tpot_ms=9.1, method="suffix"),
+    )
+    text = part("grid_sections").losses(grid)
+    assert "| ngram:16 | 1 of 1 | low c=64 (lowest 0.90) |" in text
+    assert "| v2-intree-ngram:16 | 1 of 1 | low c=64 (lowest 0.45) |" in text
+    assert "Below 0.97 nowhere: suffix:16 (1 points)." in text
+
+
+def test_goals_take_the_better_drafter_and_mark_what_is_missed(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=10.0),
+        line("ngram", tpot_ms=10.1),
+        line("suffix", tpot_ms=8.0, method="suffix"),
+        line("v2-none", c=256, tpot_ms=10.0),
+        line("ngram", c=256, tpot_ms=12.5),
+    )
+    text = part("goals").goals(grid)
+    row = (
+        "| low | - / 1.20 | - / 1.10 | 1.25 / 1.03 (suffix) | **0.80 / 0.98 (ngram)** |"
+    )
+    assert row in text
+
+
+def test_promises_are_kept_or_not(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=10.0),
+        line("ngram", tpot_ms=10.0),
+        line("ngram", k=5, tpot_ms=8.0),
+        line("v2-intree-ngram", tpot_ms=30.0),
+        line("v2-intree-ngram", k=5, tpot_ms=9.0),
+    )
+    text = part("goals").promises(grid)
+    assert "at least 0.97 | 2 | 0 | 1.000 (ngram:16, low, c=64) |" in text
+    assert "at least 1 | 2 | 1 | 0.900 (ngram:16, low, c=64) |" in text
+    assert "at least 0.98 | 1 | 1 | 0.800 (ngram:16, low, c=64) |" in text
+
+
+def test_each_third_of_a_shift_is_held_against_the_best_fixed_choice(
+    tmp_path: Path,
+) -> None:
+    stages = {"workload": "shift", "method": "ngram"}
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", workload="shift", stage_tpot_ms=[6.0, 6.0, 6.0]),
+        line("v2-intree-ngram", **stages, stage_tpot_ms=[9.0, 3.0, 9.0]),
+        line("ngram", **stages, stage_tpot_ms=[6.0, 2.0, 8.0]),
+    )
+    assert "| ngram:16 | 64 | 1.00 | 1.50 | 0.75 | 2 |" in part("goals").shift(grid)
+
+
+def test_v2_against_v1_gives_the_range_over_requests(tmp_path: Path) -> None:
+    lines = []
+    for c, v2 in ((1, 90.0), (4, 80.0), (16, 110.0), (64, 50.0)):
+        lines.append(line("v2-none", c=c, tok_s=v2))
+        lines.append(line("v1-none", c=c, tok_s=100.0))
+    runners = part("runners")
+    note = runners.Notes({"v2_against_v1": {"no speculation": "They are alike."}})
+    text = runners.v2_against_v1(grid_of(tmp_path, *lines), note)
+    assert "| c=1 to 16 | low | -1.6 % to +1.6 % | -20 % to +10 % |" in text
+    assert "| c=64 to 256 | low | -1.6 % to +1.6 % | -50 % |" in text
+    assert "No speculation: They are alike." in text
+    assert len(note.unwritten) == 4
+
+
+def test_the_published_ratios_are_those_of_the_published_times() -> None:
+    runners = part("runners")
+    text = runners.v1_arms(part("compare").Grid([]), runners.Notes({}))
+    # 147.1 ms without speculation, 169.5 ms with it.
+    ratios = "1.22 | 1.47 | 1.33 | 1.03 | 0.88 | 0.86 | 0.87"
+    assert f"| v1-suffix:5 | published | {ratios} |" in text
+
+
+def test_every_sentence_has_a_place() -> None:
+    runners = part("runners")
+    note = runners.Notes({})
+    runners.v2_against_v1(part("compare").Grid([]), note)
+    runners.v1_arms(part("compare").Grid([]), note)
+    written = {f"{t}: {row}" for t, rows in runners.notes().items() for row in rows}
+    assert written == set(note.unwritten)
+
+
+def test_missing_arms_and_points_are_named(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path, line("v2-none"), line("ngram"), line("v2-none", c=256),
+        line("suffix", run_id="r2", method="suffix", c=256),
+    )  # fmt: skip
+    text = part("grid_sections").missing(grid)
+    assert "v1-suffix:16" in text.splitlines()[0]
+    assert "ngram:16," not in text.splitlines()[0].replace("-ngram:16,", "")
+    assert "suffix:16 low c=64, ngram:16 low c=256" in text
+    assert "without a ratio: suffix:16 low c=256." in text
+
+
+# --- refusing --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tpot_ms": float("nan")}, "tpot_ms is nan"),
+        ({"tpot_ms": 0}, "tpot_ms is 0"),
+        ({"tpot_ms": "5"}, "tpot_ms is '5'"),
+        ({"tpot_spread": -0.1}, "tpot_spread"),
+        ({"tok_s": None}, "tok_s is None"),
+        ({"tokens_per_step": 17.5}, "tokens_per_step is 17.5, not from 1 to 17"),
+        ({"tokens_per_step": 0.9}, "tokens_per_step is 0.9"),
+        ({"accepted": 101}, "accepted 101 of 100 drafted"),
+        ({"coverage": 1.2}, "coverage"),
+        ({"k": 0}, "method ngram with k=0"),
+        ({"c": True}, "c is True"),
+        ({"runner": "v3"}, "runner"),
+        ({"run_id": ""}, "run_id"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, [line("v2-none"), line("ngram", **changes)])
+    load = part("load")
+    with pytest.raises(load.ResultError, match=r"engine_grid\.jsonl:2") as raised:
+        load.read_grid(path)
+    assert why in str(raised.value)
+
+
+def test_a_line_that_lacks_where_it_comes_from_is_refused(tmp_path: Path) -> None:
+    one = line()
+    del one["driver"]
+    load = part("load")
+    with pytest.raises(load.ResultError, match="no driver"):
+        load.read_grid(write(tmp_path, [one]))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40])
+def test_a_truncated_record_is_refused_whole(cut: int, tmp_path: Path) -> None:
+    path = write(tmp_path, [line("v2-none"), line("ngram")])
+    path.write_text(path.read_text()[:-cut])
+    load = part("load")
+    with pytest.raises(load.ResultError, match=r"jsonl:2 .*truncated"):
+        load.read_grid(path)
+
+
+def test_a_line_cut_in_the_middle_of_the_record_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, [line("v2-none"), line("ngram")])
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first[:50]}\n{second}\n")
+    load = part("load")
+    with pytest.raises(load.ResultError, match=r"jsonl:1 .*truncated"):
+        load.read_grid(path)
+
+
+def test_two_machines_are_not_mixed(tmp_path: Path) -> None:
+    load = part("load")
+    with pytest.raises(load.ResultError, match="mixes llama-8b on NVIDIA H200 and"):
+        load.read_grid(write(tmp_path, [line(), line("suffix", gpu="NVIDIA L20")]))
+
+
+# --- the command -----------------------------------------------------------------
+
+
+def report(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_one_command_makes_the_page_and_its_plots(tmp_path: Path) -> None:
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    docs.mkdir()
+    lines = [
+        line(name, c=c, workload=workload, tpot_ms=10.0 + c, k=k)
+        for c in (1, 64)
+        for workload in ("low", "high")
+        for name, k in (("v2-none", 0), ("ngram", 5), ("ngram", 16))
+    ]
+    write(results, lines)
+    for name in ("propose_ngram", "suffix", "suffix_rivals"):
+        shutil.copy(ROOT / "bench" / "results" / f"{name}.json", results)
+    (docs / "img").mkdir()
+    stale = docs / "img" / "replay.png"
+    stale.write_bytes(b"of an earlier report")
+    done = report("--results", results, "--docs", docs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (docs / "benchmarks.md").read_text()
+    assert "{{" not in text
+    assert "![tpot ratio k16](img/tpot_ratio_k16.png)" in text
+    assert "Arms without any point:" in text
+    shown = {path.name for path in (docs / "img").iterdir()}
+    assert shown == {
+        "propose_time.png", "tokens_per_step_k16.png", "tokens_per_step_k5.png",
+        "tpot_ratio_k16.png", "tpot_ratio_k5.png",
+    }  # fmt: skip
+    assert all(name in text for name in shown)
+    for name in shown:
+        assert (docs / "img" / name).read_bytes().startswith(b"\x89PNG")
+    assert report("--results", results, "--docs", docs, "--check").returncode == 0
+    write(results, [*lines, line("suffix", method="suffix")])
+    done = report("--results", results, "--docs", docs, "--check")
+    assert (done.returncode, done.stderr) == (
+        1, "benchmarks.md is stale: run bench/report.py\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["engine_grid.jsonl", "propose_ngram.json"])
+def test_nothing_is_written_from_a_truncated_file(name: str, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    write(results, [line("v2-none"), line("ngram")])
+    shutil.copy(ROOT / "bench" / "results" / "propose_ngram.json", results)
+    path = results / name
+    path.chmod(0o644)
+    path.write_text(path.read_text()[:-30])
+    done = report("--results", results, "--docs", tmp_path / "docs")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"refused: {name}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "docs").exists()
+
+
+def test_the_committed_page_is_made_from_the_committed_results() -> None:
+    done = report("--check")
+    assert done.returncode == 0, done.stderr
