@@ -33,6 +33,7 @@ class DraftValues:
         classes: [max_num_reqs] int32 by slot, written by the drafter; None without
             classes.
         confidences: [max_num_reqs, K] float32 by slot, of the newest drafts.
+        asleep: whether drafts are made for this judgement only.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class DraftValues:
         self._made_cells = torch.zeros(shape, **ints)
         self._made = torch.zeros(max_num_reqs, 2, **ints)
         self._tallies = torch.zeros(2, TALLY_WIDTH, **ints)
+        self.asleep = False
         self._steps = 0
         self._taken = 0
 

@@ -150,7 +150,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if num_speculative_tokens is None:
             num_speculative_tokens = self.num_speculative_steps
         req_states = self.req_states
-        if num_speculative_tokens == 0:
+        if num_speculative_tokens == 0 and self.draft_values.asleep:
             # Nobody will verify them. They are made in some of the steps all the same,
             # to be compared with what comes: that tells when verifying would pay.
             self._idle_steps += 1

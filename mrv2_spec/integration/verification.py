@@ -136,6 +136,7 @@ class TrimManager:
                 num_decoding,
                 min(num_places, self._trimmer.max_draft_budget(num_reqs)),
             )
+        self._draft_values.asleep = policy.asleep
         if self._log is not None:
             num_places = sum(map(len, draft_tokens.values()))
             self._log.note(self._draft_budget, len(draft_tokens), num_places, tally)

@@ -1,0 +1,63 @@
+"""Drafting that does not pay sleeps, wakes when it would, and changes no token."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.harness import Texts, add, ngram, outputs, rounds, walk
+
+pytestmark = pytest.mark.vllm
+
+K = 4
+NUM_TOKENS = 40
+POLICY = "mrv2_spec.policy."
+# It falls asleep after the first steps whose budget is none, and wakes after some that
+# speak for drafting: in a text of a few dozen tokens it does both several times.
+RESTLESS = {
+    POLICY + "_MIN_STEPS_TO_SLEEP": 1,
+    POLICY + "_MAX_STEPS_TO_SLEEP": 1,
+    POLICY + "_MIN_STEPS_TO_WAKE": 1,
+    POLICY + "_MAX_STEPS_TO_WAKE": 1,
+    POLICY + "_STEPS_AVERAGED": 1,
+    POLICY + "_WAKE_MARGIN": 1.01,
+    # So dear a row that only drafts which come true more often than not pay.
+    "mrv2_spec.step_costs._TOKENS_OF_TWICE_THE_COST": {"cpu": 2.0, "cuda": 2.0},
+}
+
+
+def sleeps(log: list[str]) -> tuple[int, int]:
+    """Return how often drafting fell asleep and how often it woke."""
+    return (
+        sum("drafting sleeps" in line for line in log),
+        sum("drafting wakes" in line for line in log),
+    )
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_sleeping_changes_no_token(
+    async_scheduling: bool,
+    rng: random.Random,
+    texts: Texts,
+    run: Callable[..., dict[str, Any]],
+) -> None:
+    prompts, expected = texts.draw(
+        lambda: walk(rng, 40),
+        3,
+        NUM_TOKENS,
+        lambda prompt, text: len(rounds(prompt, text, K)) < NUM_TOKENS - 8,
+    )
+    engine = ngram(K)
+    engine["additional_config"]["mrv2_spec"]["trim_explain"] = True
+    result = run(
+        [add(f"r{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
+        engine=engine,
+        async_scheduling=async_scheduling,
+        constants=RESTLESS,
+    )
+    assert outputs(result) == expected
+    fell_asleep, woke = sleeps(result["log"])
+    assert fell_asleep > 0 and woke > 0, result["log"]
+    totals = result["counters"]
+    assert totals["accepted"] > 0
