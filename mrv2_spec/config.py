@@ -30,6 +30,8 @@ class Settings:
     """A memory file that suffix decoding starts with, see docs/corpus.md."""
     trim: bool = True
     """Whether only the drafts worth it are verified."""
+    cost_file: str | None = None
+    """Where what steps cost is kept from one start to the next."""
     trim_explain: bool = False
     """Whether the log says now and then what the trimmer chose, and why."""
 
@@ -75,9 +77,10 @@ def parse_settings(additional_config: Any) -> Settings:
             raise SettingsError(
                 f"{KEY}.{name}={value!r} must be one of {', '.join(allowed)}"
             )
-    path = settings.memory_file
-    if path is not None and not (isinstance(path, str) and path):
-        raise SettingsError(f"{KEY}.memory_file={path!r} must be the path of a file")
+    for name in ("memory_file", "cost_file"):
+        path = getattr(settings, name)
+        if path is not None and not (isinstance(path, str) and path):
+            raise SettingsError(f"{KEY}.{name}={path!r} must be the path of a file")
     for name in ("trim", "trim_explain"):
         if not isinstance(getattr(settings, name), bool):
             raise SettingsError(

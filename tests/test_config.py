@@ -30,6 +30,7 @@ def test_all_settings() -> None:
         "corpus_tokens": 1,
         "memory_file": "memory.bin",
         "trim": False,
+        "cost_file": "costs.json",
         "trim_explain": True,
     }
     assert set(given) == {field.name for field in fields(Settings)}
@@ -55,6 +56,7 @@ BAD_SETTINGS = [
     ({"scoring": "best"}, "mrv2_spec.scoring='best' must be one of learned, reference"),
     ({"corpus_tokens": 0}, "mrv2_spec.corpus_tokens=0 must be a whole number of at"),
     ({"memory_file": ""}, "mrv2_spec.memory_file='' must be the path of a file"),
+    ({"cost_file": ""}, "mrv2_spec.cost_file='' must be the path of a file"),
     ({"memory_file": 3}, "mrv2_spec.memory_file=3 must be the path of a file"),
     (["tie"], "additional_config['mrv2_spec']=['tie'] must be an object"),
     (None, "additional_config['mrv2_spec']=None must be an object"),

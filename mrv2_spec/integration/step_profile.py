@@ -1,12 +1,16 @@
-"""Measures at start what steps cost, with and without drafts."""
+"""Measures at start what steps cost, with and without drafts, or finds it in a file."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from mrv2_spec.cost_file import CostFileError, Identity, read_costs, write_costs
 from mrv2_spec.integration.graphs import widest_only
 from mrv2_spec.step_costs import CostCurve, StepCosts
+
+logger = logging.getLogger("vllm.mrv2_spec")
 
 # Medians are taken of so many runs of each size.
 _REPEATS = 3
@@ -23,11 +27,17 @@ class StepProfile:
     Args:
         runner: the model runner, once its graphs are known.
         max_total_logits: the most logits rows of a step.
+        cost_file: where the costs are kept, if anywhere.
     """
 
-    def __init__(self, runner: Any, max_total_logits: int) -> None:
+    def __init__(
+        self, runner: Any, max_total_logits: int, cost_file: str | None
+    ) -> None:
         self._runner = runner
         self._max_total_logits = max_total_logits
+        self._cost_file = cost_file
+        self._found: StepCosts | None = None
+        self._logits: list[tuple[int, float]] = []
         # (plain, tokens) of each dummy step, in order.
         self._runs: list[tuple[bool, int]] = []
         self._graph_sizes: list[int] = []
@@ -36,6 +46,9 @@ class StepProfile:
         """Yield the arguments of dummy steps: one-query graphs, then the widest."""
         self._runs.clear()
         self._graph_sizes = sorted(capture_sizes)
+        self._found = self._on_first_rank(self._read)
+        if self._found is not None:
+            return
         graph_manager = self._runner.cudagraph_manager
         max_num_reqs = self._runner.max_num_reqs
         sizes = self._sizes()
@@ -65,15 +78,26 @@ class StepProfile:
         Args:
             samples: the runner's timings of the dummy steps, in order.
         """
+        if self._found is not None:
+            return self._found, self._graph_sizes
+        # On all ranks: the projection is a collective operation.
+        self._logits = self._time_logits()
+        costs: StepCosts = self._on_first_rank(lambda: self._measured(samples))
+        return costs, self._graph_sizes
+
+    def _on_first_rank(self, work: Callable[[], Any]) -> Any:
+        """Return what one rank finds to all of them."""
         from vllm.distributed.parallel_state import get_tp_group
 
+        group = get_tp_group()
+        return group.broadcast_object(work() if group.is_first_rank else None, src=0)
+
+    def _measured(self, samples: Sequence[Any]) -> StepCosts:
         timed = [
             (plain, num_tokens, sample.forward_ms)
             for (plain, num_tokens), sample in zip(self._runs, samples, strict=True)
         ]
-        timed, logits = get_tp_group().broadcast_object(
-            (timed, self._time_logits()), src=0
-        )
+        logits = self._logits
         most_graph_tokens = self._graph_sizes[-1] if self._graph_sizes else 0
         max_num_reqs = self._runner.max_num_reqs
 
@@ -87,7 +111,46 @@ class StepProfile:
         drafting = [(n, ms) for plain, n, ms in timed if not plain]
         plain = [(n, ms) for plain, n, ms in timed if plain]
         plain += [(n, ms) for n, ms in drafting if n > max_num_reqs]
-        return StepCosts(curve(plain), curve(drafting)), self._graph_sizes
+        costs = StepCosts(curve(plain), curve(drafting))
+        if self._cost_file is not None:
+            try:
+                write_costs(self._cost_file, self._identity(), costs, self._graph_sizes)
+            except CostFileError as error:
+                logger.warning("mrv2-spec: %s; measured again at the next start", error)
+        return costs
+
+    def _read(self) -> StepCosts | None:
+        if self._cost_file is None:
+            return None
+        try:
+            costs, graph_sizes = read_costs(self._cost_file, self._identity())
+        except FileNotFoundError:
+            return None
+        except CostFileError as error:
+            logger.warning("mrv2-spec: %s; measuring anew", error)
+            return None
+        if graph_sizes != self._graph_sizes:
+            logger.warning(
+                "mrv2-spec: %s was measured with other graph sizes; measuring anew",
+                self._cost_file,
+            )
+            return None
+        return costs
+
+    def _identity(self) -> Identity:
+        import vllm
+
+        config = self._runner.vllm_config
+        return {
+            "gpu": torch.cuda.get_device_name(self._runner.device),
+            "vllm": vllm.__version__,
+            "model": config.model_config.model,
+            "dtype": str(config.model_config.dtype),
+            "quantization": str(config.model_config.quantization),
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "num_speculative_tokens": config.num_speculative_tokens,
+        }
 
     def _time_logits(self) -> list[tuple[int, float]]:
         """Time what a step does for each row of logits: project, and find the best."""

@@ -76,6 +76,7 @@ class TrimManager:
         self._req_states = req_states
         self._returns_admitted_counts = returns_admitted_counts
         self.max_total_logits = max_total_logits
+        self.settings = settings
         max_num_reqs = req_states.max_num_reqs
         self._num_valid_drafts = speculator.num_valid_drafts_for_trim
         self._trimmer = VariableDraftTrimmer(
@@ -360,7 +361,9 @@ def _wrap_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
             manager, TrimManager
         )
         if isinstance(manager, TrimManager):
-            manager.profile = StepProfile(self, manager.max_total_logits)
+            manager.profile = StepProfile(
+                self, manager.max_total_logits, manager.settings.cost_file
+            )
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         if not bound.arguments.get("is_profiling", False):
             why_not = getattr(self.req_states, _WHY_NOT_TRIMMED)
