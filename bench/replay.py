@@ -19,7 +19,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,15 @@ def run(args: argparse.Namespace, name: str, k: int) -> Iterator[dict[str, Any]]
                 yield found
 
 
+def packages() -> dict[str, str]:
+    """Return the versions of the other drafters' packages that are here."""
+    found = {}
+    for name in ("arctic-inference", "suffix-gpu"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def line(found: dict[str, Any]) -> str:
     """Return the printed line of a file or category."""
     label = f"  {found['category']}"
@@ -251,6 +262,7 @@ def main() -> None:
         "limit": args.limit,
         "min_n": MIN_N,
         "max_n": MAX_N,
+        "packages": packages(),
         "left_out": left_out,
         "results": results,
     }
