@@ -17,6 +17,20 @@ def _speculation(method: str, k: int) -> dict[str, object] | None:
     }
 
 
+def _make_restless() -> None:
+    """Let drafting fall asleep at once, and wake at once, all the time."""
+    from mrv2_spec import policy, step_costs
+
+    for name in ("_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_MIN_STEPS_TO_WAKE"):
+        setattr(policy, name, 1)
+    policy._MAX_STEPS_TO_WAKE = policy._STEPS_AVERAGED = 1
+    policy._WAKE_MARGIN = policy._MARGIN
+    # Rows so dear that only drafts pay which come true more often than not.
+    dear = step_costs.CostCurve.of([(1, 1.0), (4096, 1000.0)], 0)
+    step_costs.CostCurve.of = lambda *_: dear  # type: ignore[method-assign]
+    step_costs.CostCurve.guess = lambda *_: dear  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Generate greedily and write tokens, wall time and counters as JSON."""
     parser = argparse.ArgumentParser()
@@ -25,13 +39,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--method", choices=["none", "ngram", "suffix"], required=True)
     parser.add_argument("--k", type=int, default=0)
-    parser.add_argument("--trim", choices=["on", "off"], default="on")
-    parser.add_argument("--graphs", choices=["on", "off"], required=True)
+    parser.add_argument("--trim", choices=["on", "off", "restless"], default="on")
+    parser.add_argument("--mode", choices=["graphs", "eager", "piecewise"])
     parser.add_argument("--max-tokens", type=int, default=256)
     args = parser.parse_args()
 
     from vllm import LLM, SamplingParams
 
+    if args.trim == "restless":
+        _make_restless()
     prompts = [json.loads(line) for line in args.prompts.read_text().splitlines()]
     llm = LLM(
         model=args.model,
@@ -40,10 +56,18 @@ def main() -> None:
         # Fixed: what is free changes while other arms start beside this one.
         kv_cache_memory_bytes=2 << 30,
         gpu_memory_utilization=0.03,
-        enforce_eager=args.graphs == "off",
+        enforce_eager=args.mode == "eager",
+        compilation_config=(
+            {"cudagraph_mode": "PIECEWISE"} if args.mode == "piecewise" else {}
+        ),
         enable_prefix_caching=False,
         speculative_config=_speculation(args.method, args.k),
-        additional_config={"mrv2_spec": {"trim": args.trim == "on"}},
+        additional_config={
+            "mrv2_spec": {
+                "trim": args.trim != "off",
+                "trim_explain": args.trim == "restless",
+            }
+        },
     )
     started = time.perf_counter()
     # Twice: the second time suffix decoding remembers every reply of the first.
