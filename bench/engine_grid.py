@@ -111,6 +111,9 @@ def run(
     run_id: Annotated[str | None, typer.Option(help="of a run to resume")] = None,
     commit: Annotated[str | None, typer.Option()] = None,
     tiny: Annotated[bool, typer.Option(help="a small model on the CPU")] = False,
+    trim_explain: Annotated[
+        bool, typer.Option("--trim-explain", help="the trimmer tells the logs")
+    ] = False,
 ) -> None:
     """Measure points and append them to the record."""
     import torch
@@ -137,6 +140,7 @@ def run(
         machine=machine(commit),
         say=lambda text: print(text, flush=True),
         progress=lambda done, total: None,
+        trim_explain=trim_explain,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(

@@ -65,14 +65,15 @@ class Arm:
         # The other arms must be vLLM as it is: no plugin of any kind.
         return chosen if kind.plugin else {**chosen, "VLLM_PLUGINS": ""}
 
-    def engine_args(self) -> dict[str, Any]:
+    def engine_args(self, trim_explain: bool = False) -> dict[str, Any]:
         """Return the engine arguments that make the arm."""
         kind = self.kind
         args: dict[str, Any] = {}
         if kind.runner == "v2":
             args["logits_processors"] = ["grid.force:ForcedTokens"]
         if kind.plugin:
-            args["additional_config"] = {"mrv2_spec": {"trim": kind.trimmed}}
+            settings = {"trim": kind.trimmed, "trim_explain": trim_explain}
+            args["additional_config"] = {"mrv2_spec": settings}
         if kind.method == "none":
             return args
         method: dict[str, Any] = {"method": kind.method}

@@ -32,6 +32,9 @@ class Child:
         kv_gib: size of its KV cache.
         cache: where vLLM keeps what it compiled, shared by all engines.
         log: the file that takes what it prints.
+        more: what the process is told beside these.
+        module: what it runs.
+        in_process: whether the engine is in that process, not in one of its own.
     """
 
     def __init__(
@@ -43,6 +46,9 @@ class Child:
         kv_gib: float,
         cache: Path,
         log: Path,
+        more: dict[str, Any] | None = None,
+        module: str = "grid.serve",
+        in_process: bool = False,
     ) -> None:
         self.arm = arm
         self.described: dict[str, Any] = {}
@@ -52,7 +58,7 @@ class Child:
         environment = {
             **os.environ,
             # As users run it: the engine in a process of its own.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CACHE_ROOT": str(cache),
@@ -67,7 +73,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "grid.serve", str(writer)],
+                [sys.executable, "-m", module, str(writer)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -85,6 +91,7 @@ class Child:
                 "shape": shape.name,
                 "model": str(model),
                 "kv_gib": kv_gib,
+                **(more or {}),
             }
         )
 

@@ -24,9 +24,17 @@ class GridEngine:
         shape: the model's shape.
         model: its configuration's folder.
         kv_gib: the KV cache's size.
+        trim_explain: whether this project's trimmer tells the log what it does.
     """
 
-    def __init__(self, arm: Arm, shape: Shape, model: Path, kv_gib: float) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        shape: Shape,
+        model: Path,
+        kv_gib: float,
+        trim_explain: bool = False,
+    ) -> None:
         from vllm import SamplingParams
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
@@ -34,7 +42,7 @@ class GridEngine:
 
         self.arm = arm
         self.max_num_seqs: int = shape.engine["max_num_seqs"]
-        args = {**engine_args(shape, model, kv_gib), **arm.engine_args()}
+        args = {**engine_args(shape, model, kv_gib), **arm.engine_args(trim_explain)}
         self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
         self._params = SamplingParams
         self._kind = RequestOutputKind.FINAL_ONLY
@@ -105,10 +113,15 @@ class GridEngine:
         self._scheduler("resume_scheduler")
         said: dict[int, list[int]] = {}
         while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
+            for output in self.step():
                 said[int(output.request_id)] = list(output.outputs[0].token_ids)
         _check(items, said)
         return self._round
+
+    def step(self) -> list[Any]:
+        """Let the engine go on; return the requests that finished."""
+        finished: list[Any] = self.engine.step()
+        return finished
 
     def forget(self) -> None:
         """Forget finished replies, where the arm remembers any, and prefix caches."""

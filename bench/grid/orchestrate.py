@@ -45,6 +45,7 @@ class Settings:
     machine: dict[str, Any]
     say: Callable[[str], None]
     progress: Callable[[int, int], None]
+    trim_explain: bool = False
 
 
 class Orchestrator:
@@ -137,6 +138,7 @@ class Orchestrator:
                 # side by side may not write the same files.
                 cache=settings.work / f"cache-{place}",
                 log=settings.logs / f"{arm.label.replace(':', '-k')}.log",
+                more={"trim_explain": settings.trim_explain},
             )
             for place, arm in enumerate(wave)
         }

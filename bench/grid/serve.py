@@ -1,8 +1,8 @@
 """One arm in a process of its own: ``python -m grid.serve FD``.
 
 Reads JSON lines from standard input, the first one says what to start (``arm``, ``k``,
-``shape``, ``model``, ``kv_gib``), each further one is a point to measure
-(``workload``, ``c``, ``length``, ``short``). Answers each with one JSON line on the
+``shape``, ``model``, ``kv_gib``, ``trim_explain``), each further one is a point to
+measure (``workload``, ``c``, ``length``). Answers each with one JSON line on the
 file descriptor FD. What vLLM logs goes to standard output and error.
 """
 
@@ -95,7 +95,13 @@ def main() -> None:
         arm = Arm(order["arm"], order["k"])
         started = time.monotonic()
         try:
-            engine = GridEngine(arm, shape, Path(order["model"]), order["kv_gib"])
+            engine = GridEngine(
+                arm,
+                shape,
+                Path(order["model"]),
+                order["kv_gib"],
+                order.get("trim_explain", False),
+            )
             ready = {"ready": time.monotonic() - started, **engine.describe()}
             # What is compiled on first use is compiled before anything is timed.
             for concurrency in (1, engine.max_num_seqs):
@@ -103,7 +109,7 @@ def main() -> None:
                 engine.round(plan.rounds[0])
         except Exception as error:
             traceback.print_exc()
-            answer({"error": _first_line(error)})
+            answer({"error": first_line(error)})
             return
         answer(ready)
         for line in sys.stdin:
@@ -117,12 +123,13 @@ def main() -> None:
                 break
             except Exception as error:
                 traceback.print_exc()
-                answer({"error": _first_line(error)})
+                answer({"error": first_line(error)})
                 break
         engine.stop()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return what went wrong at first, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

@@ -1,0 +1,272 @@
+"""Where the time of a step goes: host calls, GPU kernels, wall time, arm by arm.
+
+    python bench/profile_step.py --arms v2-none,ngram:16 --points low:256,high:64
+
+Each arm is one engine in a process of its own, scheduler and worker in the same
+process, so that all of its host work can be timed. Engines start side by side and are
+looked at one at a time. The model says recorded texts, as in ``engine_grid.py``. With
+``--tiny`` a small model runs on the CPU, where operators stand in for GPU kernels.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from grid.arms import Arm, parse_arms
+from grid.child import Child, EngineFailed
+from grid.kernels import GROUPS, OTHER
+from grid.plan import Point
+from grid.shapes import LLAMA_8B, TINY, Shape, write_model
+from grid.watches import ROWS
+from grid.workloads import SEED, WORKLOADS, DataMissing, make_plan
+from harness import RESULTS, machine, save
+
+NAME = "profile_step"
+START_LIMIT_SECONDS = 420.0
+Column = dict[str, Any]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def parse_points(text: str, most: int) -> list[Point]:
+    """Parse ``low:256,high:64``.
+
+    Raises:
+        ValueError: an unknown workload, or a number of requests that is too large.
+    """
+    points = []
+    for part in text.split(","):
+        name, _, number = part.strip().partition(":")
+        if name not in WORKLOADS:
+            known = ", ".join(WORKLOADS)
+            raise ValueError(f"unknown workload {name!r}: one of {known}")
+        if not (number.isdigit() and 1 <= int(number) <= most):
+            raise ValueError(f"point {part!r} must be {name}:C, C from 1 to {most}")
+        points.append(Point(name, int(number)))
+    return points
+
+
+@app.command()
+def main(
+    arms: Annotated[str, typer.Option()] = "v2-none,ngram:16,suffix:16",
+    points: Annotated[str, typer.Option()] = "low:256,low:64,high:64",
+    kernel_steps: Annotated[int, typer.Option(help="steps on the GPU")] = 30,
+    cprofile: Annotated[bool, typer.Option("--cprofile")] = False,
+    time_limit: Annotated[float, typer.Option(help="seconds for all of it")] = 560.0,
+    at_once: Annotated[int, typer.Option(min=1, max=6)] = 3,
+    kv_gib: Annotated[float, typer.Option(help="KV cache of each engine")] = 22.0,
+    length: Annotated[int, typer.Option(help="output tokens; 0: each own")] = 0,
+    out: Annotated[Path, typer.Option(help="folder of the record")] = RESULTS,
+    name: Annotated[str, typer.Option(help="of the record")] = NAME,
+    work: Annotated[Path | None, typer.Option(help="folder of vLLM's caches")] = None,
+    commit: Annotated[str | None, typer.Option()] = None,
+    tiny: Annotated[bool, typer.Option(help="a small model on the CPU")] = False,
+) -> None:
+    """Profile steps and print a table."""
+    import torch
+
+    if not tiny and not torch.cuda.is_available():
+        print("left out everything: no GPU here (--tiny runs on the CPU)")
+        raise typer.Exit(0)
+    shape = TINY if tiny else LLAMA_8B
+    try:
+        chosen = parse_arms(arms)
+        wanted = parse_points(points, shape.engine["max_num_seqs"])
+        for point in wanted:
+            make_plan(point.workload, 1, shape.vocab_size)
+    except (ValueError, DataMissing) as error:
+        raise typer.BadParameter(str(error)) from error
+    here = [arm for arm in chosen if arm.why_not_here(tiny) is None]
+    for arm in chosen:
+        if arm not in here:
+            print(f"left out {arm.label}: {arm.why_not_here(tiny)}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    run = Run(
+        shape=shape,
+        work=work or Path(tempfile.gettempdir()) / "mrv2-spec-grid",
+        kv_gib=kv_gib,
+        length=length,
+        deadline=time.monotonic() + time_limit,
+        more={
+            "kernel_steps": kernel_steps,
+            "cprofile": str(out.resolve() / f"{name}-cprofile") if cprofile else None,
+        },
+    )
+    record = {"seed": SEED, "model": shape.name, **machine(commit), "points": []}
+    for at in range(0, len(here), at_once):
+        for found in run.wave(here[at : at + at_once], wanted):
+            record["points"].append(found)
+            # Written each time: what was found outlives what comes next.
+            path = save(name, record, out)
+    if not record["points"]:
+        print("nothing was measured")
+        raise typer.Exit(1)
+    print(f"{len(record['points'])} columns in {path}")
+    for point in wanted:
+        columns = [one for one in record["points"] if one["point"] == str(point)]
+        if columns:
+            print("\n".join(table(point, columns)), flush=True)
+    if run.failures:
+        print("\n".join(f"FAILED {text}" for text in run.failures))
+        raise typer.Exit(1)
+
+
+class Run:
+    """Engines of a wave, and the points taken of each."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        work: Path,
+        kv_gib: float,
+        length: int,
+        deadline: float,
+        more: dict[str, Any],
+    ) -> None:
+        self._shape = shape
+        self._work = work
+        self._kv_gib = kv_gib
+        self._length = length
+        self._deadline = deadline
+        self._more = more
+        self.failures: list[str] = []
+
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def wave(self, arms: list[Arm], points: list[Point]) -> Any:
+        """Start some engines side by side and yield what is found of each point."""
+        model = write_model(self._shape, self._work)
+        print(f"starting {', '.join(arm.label for arm in arms)}", flush=True)
+        children = {
+            arm: Child(
+                arm,
+                self._shape,
+                model,
+                kv_gib=self._kv_gib,
+                cache=self._work / f"cache-{place}",
+                log=self._work / "logs" / f"profile-{arm.label.replace(':', '-k')}.log",
+                more=self._more,
+                module="grid.profiled",
+                in_process=True,
+            )
+            for place, arm in enumerate(arms)
+        }
+        try:
+            limit = time.monotonic() + START_LIMIT_SECONDS
+            for arm in arms:
+                left = min(limit - time.monotonic(), self._left())
+                self._try(children, arm, "start", left, None)
+            for point in points:
+                for arm in arms:
+                    if arm in children:
+                        found = self._try(
+                            children, arm, str(point), self._left(), point
+                        )
+                        if found is not None:
+                            yield found
+        finally:
+            for child in children.values():
+                child.stop()
+
+    def _try(
+        self,
+        children: dict[Arm, Child],
+        arm: Arm,
+        what: str,
+        seconds: float,
+        point: Point | None,
+    ) -> Column | None:
+        child, begun = children[arm], time.monotonic()
+        try:
+            if seconds <= 0:
+                raise EngineFailed("no time left")
+            if point is None:
+                ready = child.wait_until_ready(seconds)
+                print(
+                    f"  {arm.label} is up after {ready:.0f} s: {child.described}",
+                    flush=True,
+                )
+                return None
+            found = child.measure(point.workload, point.c, self._length, seconds)
+            if "mismatch" in found:
+                raise EngineFailed(f"MISMATCH {found['mismatch']}")
+        except EngineFailed as error:
+            text = f"{arm.label} {what}: {error}"
+            self.failures.append(text)
+            print(f"FAILED {text}", flush=True)
+            children.pop(arm).stop()
+            return None
+        taken = time.monotonic() - begun
+        wall = found["wall"]["mean_ms"]
+        print(
+            f"{arm.label} {point}: {_number(wall)} ms a step, TPOT "
+            f"{found['tpot_ms']:.3f} ms; {taken:.1f} s, {self._left():.0f} s left",
+            flush=True,
+        )
+        return {
+            "arm": arm.name,
+            "k": arm.k,
+            "label": arm.label,
+            "point": str(point),
+            "workload": point.workload,
+            "c": point.c,
+            **found,
+        }
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def table(point: Point, columns: list[Column]) -> list[str]:
+    """Return a point's lines, one column an arm: milliseconds a step."""
+    lines = [f"== {point}, ms a step", _line("", [one["label"] for one in columns])]
+
+    def row(name: str, values: list[float | None], digits: int = 3) -> None:
+        if any(value is not None for value in values):
+            lines.append(_line(name, [_number(v, digits) for v in values]))
+
+    row("TPOT", [one["tpot_ms"] for one in columns])
+    row("tokens a request and step", [one["tokens_per_step"] for one in columns], 2)
+    row("wall, nothing watched", [one["wall"]["mean_ms"] for one in columns])
+    row("wall, host watched", [one["host"]["wall_ms"] for one in columns])
+    row("GPU busy", [one["kernels"]["busy_ms"] for one in columns])
+    for group in (*(name for name, _ in GROUPS), OTHER):
+        row(f"  {group}", [one["kernels"]["groups_ms"].get(group) for one in columns])
+    for name, depth in ROWS:
+        values = [one["host"]["ms"].get(name) for one in columns]
+        row("host " + "  " * depth + name, values)
+    row("host rest", [one["host"]["rest_ms"] for one in columns])
+    hooks = sorted({name for one in columns for name in one["host"]["hooks_ms"]})
+    for name in hooks:
+        row(f"hook {name}", [one["host"]["hooks_ms"].get(name) for one in columns])
+    row("ours on the host", [one["host"]["ours_ms"] for one in columns])
+    for key in ("asleep", "awake_without", "awake_with"):
+        row(f"steps {key}", [one["host"][key] for one in columns], 2)
+    row("mean budget if any", [one["host"]["mean_budget"] for one in columns], 1)
+    row("steps watched", [float(one["host"]["steps"]) for one in columns], 0)
+    lines += [_graphs(one) for one in columns]
+    return lines
+
+
+def _line(name: str, cells: list[str]) -> str:
+    return f"{name:36s}" + "".join(f"{cell:>13s}" for cell in cells)
+
+
+def _graphs(column: Column) -> str:
+    shown = [
+        f"{one['mode']} {one['tokens']} q<={one['max_query_len']}: {one['steps']}"
+        for one in column["host"]["graphs"][:5]
+    ]
+    return f"graphs of {column['label']}: " + ("; ".join(shown) or "none")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    app()
