@@ -81,7 +81,8 @@ class Case:
         self.num_drafts = torch.zeros(256, dtype=torch.int32, device=CUDA)
         self.confidences = torch.zeros(256, K, device=CUDA)
         for slot in range(reqs):
-            fields = [100000 + slot, 0, 3, width - NEW, -1, -1, 0, 0]
+            fields = [*layout.new_slot(100000 + slot, 0, 3, 100000 + slot)]
+            fields[layout.COMMITTED] = width - NEW
             self.state.slots[slot] = torch.tensor(fields, dtype=torch.int32)
         self.again = torch.zeros(1, layout.NUM_SLOT_FIELDS, dtype=torch.int32)
         self.again[0, layout.COMMITTED] = self.again[0, layout.DRAFT_LEN] = NEW
@@ -96,6 +97,7 @@ class Case:
             rows = text(kind, (256, 1024), rng).to(CUDA)
             slots = torch.tensor(layout.NEW_SLOT, dtype=torch.int32).repeat(256, 1)
             slots[:, layout.UID] = torch.arange(uid, uid + 256)
+            slots[:, layout.NUMBER] = slots[:, layout.UID]
             slots[:, layout.FLAGS] = 3
             self.state.slots.copy_(slots)
             uid += 256

@@ -14,24 +14,33 @@ typedef unsigned int uint32;
 #define NUM_PREDICTIONS 24
 #define NUM_BINS (NUM_PREDICTIONS * 5 * 4 * 3 * 2)
 
-enum { UID, NAMESPACE, FLAGS, COMMITTED, CUR_PAGE, DRAFT_LEN, DRAFT_NUM, DRAFT_VALID };
-enum { PAGE_SEQ, PAGE_UID, PAGE_NAMESPACE, PAGE_LEN, PAGE_PREV, PAGE_NEXT };
-enum { NEXT_PAGE, NEWEST_UID, THRESHOLD, WASTE, ACCEPTED, ROUNDS };
-#define SLOT_FIELDS 8
+enum { UID, NAMESPACE, FLAGS, COMMITTED, CUR_PAGE, DRAFT_LEN, DRAFT_NUM, DRAFT_VALID,
+       NUMBER, LEARNER, PAGES };
+enum { PAGE_SEQ, PAGE_UID, PAGE_NAMESPACE, PAGE_LEN, PAGE_PREV, PAGE_NEXT, PAGE_BASE };
+enum { NEXT_PAGE, NEWEST_UID };
+enum { THRESHOLD, WASTE, ACCEPTED, ROUNDS };
+#define SLOT_FIELDS 11
 #define PAGE_FIELDS 8
+#define STEERING_FIELDS 4
+// Of a request in `growth`: start, number, old page, its room, new pages, the first of
+// them, draft positions that were seen.
+#define GROWTH_FIELDS 8
+#define MAX_KEY_TOKENS 8
 
 // A response token of the own row counts RESPONSE_WEIGHT, all of them must fit 8 bits.
 #define MAX_OWN 120
 #define MEMORY_PLACES 128
 #define PLACES 256
 
-__constant__ const int key_masks[NUM_KEYS] = KEY_MASKS;
+// One more than NUM_KEYS, which may be 0: the reference scoring needs none.
+__constant__ const int key_masks[NUM_KEYS + 1] = KEY_MASKS;
 
 struct Memory {
   int* tokens;   // [NUM_PAGES, PAGE]
   int* pages;    // [NUM_PAGES, PAGE_FIELDS]
   int* table;    // [NUM_KEYS, NUM_BUCKETS, WAYS]
-  int* counters; // [8]
+  int* counters; // [2]
+  int* links;    // [NUM_KEYS, NUM_PAGES, PAGE]
 };
 
 __device__ __forceinline__ uint32 hash_step(uint32 h, uint32 value) {
@@ -43,8 +52,9 @@ __device__ __forceinline__ uint32 hash_start(int name_space, int mask) {
   return hash_step((uint32)name_space * 0x9E3779B1u, (uint32)mask);
 }
 
-__device__ __forceinline__ int hash_way(int seq) {
-  return (int)((((uint32)seq * 0x9E3779B1u) >> 16) % WAYS);
+// The way of a page's first token: of which request of its namespace, its how-manieth.
+__device__ __forceinline__ int page_base(int number, int ordinal) {
+  return (int)(hash_step((uint32)number * 0x9E3779B1u, (uint32)ordinal) % WAYS);
 }
 
 __device__ __forceinline__ const int* page_info(const Memory& m, int page) {
@@ -59,21 +69,54 @@ __device__ __forceinline__ int token_at(const Memory& m, int page, int offset) {
   return m.tokens[(int64)(page % NUM_PAGES) * PAGE + offset];
 }
 
+// The first token of the ring; what is older ends a chain.
+__device__ __forceinline__ int oldest_seq(const Memory& m) {
+  return max(0, m.counters[NEXT_PAGE] - NUM_PAGES) * PAGE;
+}
+
+// The place that follows `seq` in a chain, an older one or -1.
+__device__ __forceinline__ int* link_of(const Memory& m, int key, int seq) {
+  int64 at = (int64)(seq / PAGE % NUM_PAGES) * PAGE + seq % PAGE;
+  return m.links + (int64)key * NUM_PAGES * PAGE + at;
+}
+
+// Reads the tokens that a key names at a place in a live page, newest first; -1 if some
+// of them are gone, else how many.
+__device__ int read_key(const Memory& m, int seq, int mask, int* tokens) {
+  int page = seq / PAGE, offset = seq % PAGE, num = 0;
+  for (int back = 0; mask >> back; back++) {
+    if (offset < 0) {
+      page = page_info(m, page)[PAGE_PREV];
+      if (!is_live(m, page)) return -1;
+      offset = PAGE - 1;
+    }
+    if ((mask >> back) & 1) tokens[num++] = token_at(m, page, offset);
+    offset--;
+  }
+  return num;
+}
+
 // ---------------------------------------------------------------------------------
 // Learn: one warp a request. Lane q holds prediction q.
 
 extern "C" __global__ void suffix_learn(
     const int* token_ids, int64 token_ids_stride, const int64* idx_mapping,
-    const int* total_len, const int* num_sampled, int num_reqs, int* counters,
-    int* slots, const int* pending_tokens, const int* pending_predicted,
-    const int* pending_bins, int* accepted, int* observed) {
+    const int* total_len, const int* num_sampled, int num_reqs, int* slots,
+    const int* pending_tokens, const int* pending_predicted, const int* pending_bins,
+    int* learned, int* steering, int* growth) {
   int batch_idx = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   int lane = threadIdx.x % 32;
-  if (batch_idx >= num_reqs || num_sampled[batch_idx] <= 0) return;
+  if (batch_idx >= num_reqs) return;
+  int* seen = growth + (int64)batch_idx * GROWTH_FIELDS + 6;
   int64 slot = idx_mapping[batch_idx];
   int* fields = slots + slot * SLOT_FIELDS;
-  int start = fields[DRAFT_LEN];
-  if (start < 0) return;
+  int start = num_sampled[batch_idx] > 0 ? fields[DRAFT_LEN] : -1;
+  if (start < 0) {
+    if (lane == 0) *seen = 0;
+    return;
+  }
+  learned += (int64)fields[LEARNER] * NUM_BINS * 2;
+  steering += (int64)fields[LEARNER] * STEERING_FIELDS;
   const int* row = token_ids + slot * token_ids_stride;
   int num = min(fields[DRAFT_NUM], total_len[slot] - start);
   int right = 0;
@@ -84,8 +127,8 @@ extern "C" __global__ void suffix_learn(
       int64 at = (slot * K + j) * NUM_PREDICTIONS + lane;
       int bin = pending_bins[at];
       if (bin >= 0) {
-        atomicAdd(observed + bin, 16);
-        if (pending_predicted[at] == truth) atomicAdd(accepted + bin, 16);
+        atomicAdd(learned + bin * 2 + 1, 16);
+        if (pending_predicted[at] == truth) atomicAdd(learned + bin * 2, 16);
       }
     }
     if (pending_tokens[slot * K + j] != truth) {
@@ -97,15 +140,16 @@ extern "C" __global__ void suffix_learn(
   __syncwarp();
   if (lane == 0) {
     int valid = fields[DRAFT_VALID];
-    if (missed && valid > right) atomicAdd(counters + WASTE, valid - right);
-    if (min(right, valid) > 0) atomicAdd(counters + ACCEPTED, min(right, valid));
-    atomicAdd(counters + ROUNDS, 1);
+    if (missed && valid > right) atomicAdd(steering + WASTE, valid - right);
+    if (min(right, valid) > 0) atomicAdd(steering + ACCEPTED, min(right, valid));
+    atomicAdd(steering + ROUNDS, 1);
     fields[DRAFT_LEN] = -1;
+    *seen = right + missed;
   }
 }
 
 // ---------------------------------------------------------------------------------
-// Plan: one block of 1024 threads. Ages the bins, steers the threshold, gives pages out.
+// Plan: one block of 1024 threads. Steers the thresholds, gives pages out.
 
 struct Growth {
   int start, num, old, room, fresh;
@@ -135,37 +179,28 @@ __device__ int block_sum(int value, int* shared) {
 extern "C" __global__ void __launch_bounds__(1024) suffix_plan(
     const int64* idx_mapping, const int* total_len, const int* prompt_len,
     const int* num_sampled, int num_reqs, int* tokens, int* pages, int* table,
-    int* counters, int* slots, int* growth, int* accepted, int* observed) {
-  Memory m = {tokens, pages, table, counters};
+    int* counters, int* slots, int* growth, int* steering) {
+  Memory m = {tokens, pages, table, counters, 0};
   __shared__ int sums[32];
   __shared__ int newest;
   int tid = threadIdx.x;
-  for (int b = tid; b < NUM_BINS; b += 1024) {
-    int seen = observed[b], good = accepted[b];
-    if (seen > MAX_OBSERVATIONS) {
-      while (seen > MAX_OBSERVATIONS) {
-        seen >>= 1;
-        good >>= 1;
-      }
-      observed[b] = seen;
-      accepted[b] = good;
-    }
-  }
-  if (tid == 0) {
-    newest = counters[NEWEST_UID];
-    int64 rounds = counters[ROUNDS];
-    if (rounds > 0) {
-      int64 error = (int64)counters[WASTE] * 16;
-      error += (int64)counters[ACCEPTED] * WASTE_SLOPE / 16;
-      error -= WASTE_BUDGET * rounds;
-      int64 bound = 1 << (WASTE_SHIFT - 3);
-      error = min(max(error, -bound), bound);
-      int64 now = counters[THRESHOLD];
-      now += (now * error) >> WASTE_SHIFT;
-      counters[THRESHOLD] =
-          (int)min(max(now, (int64)MIN_THRESHOLD), (int64)MAX_THRESHOLD);
-    }
-    counters[WASTE] = counters[ACCEPTED] = counters[ROUNDS] = 0;
+  if (tid == 0) newest = counters[NEWEST_UID];
+  for (int i = tid; i < num_reqs; i += 1024) {
+    if (num_sampled[i] <= 0) continue;
+    int* row = steering + (int64)slots[idx_mapping[i] * SLOT_FIELDS + LEARNER] *
+                              STEERING_FIELDS;
+    // Of the requests that share a row, one takes its sums.
+    int64 rounds = atomicExch(row + ROUNDS, 0);
+    if (rounds <= 0) continue;
+    int64 error = (int64)row[WASTE] * 16;
+    error += (int64)row[ACCEPTED] * WASTE_SLOPE / 16;
+    error -= WASTE_BUDGET * rounds;
+    int64 bound = 1 << (WASTE_SHIFT - 3);
+    error = min(max(error, -bound), bound);
+    int64 now = row[THRESHOLD];
+    now += (now * error) >> WASTE_SHIFT;
+    row[THRESHOLD] = (int)min(max(now, (int64)MIN_THRESHOLD), (int64)MAX_THRESHOLD);
+    row[WASTE] = row[ACCEPTED] = 0;
   }
   __syncthreads();
 
@@ -216,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(1024) suffix_plan(
       total += sums[w];
     }
     if (i < num_reqs) {
-      int* out = growth + (int64)i * 8;
+      int* out = growth + (int64)i * GROWTH_FIELDS;
       out[0] = g.start;
       out[1] = g.num;
       out[2] = g.old;
@@ -235,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(1024) suffix_plan(
   __syncthreads();
 
   for (int i = tid; i < num_reqs; i += 1024) {
-    const int* g = growth + (int64)i * 8;
+    const int* g = growth + (int64)i * GROWTH_FIELDS;
     int* fields = slots + idx_mapping[i] * SLOT_FIELDS;
     for (int f = 0; f < g[4]; f++) {
       int page = g[5] + f;
@@ -248,31 +283,109 @@ extern "C" __global__ void __launch_bounds__(1024) suffix_plan(
       info[PAGE_LEN] = 0;
       info[PAGE_PREV] = f > 0 ? page - 1 : g[2];
       info[PAGE_NEXT] = f < g[4] - 1 ? page + 1 : -1;
+      info[PAGE_BASE] = page_base(fields[NUMBER], fields[PAGES] + f);
     }
     if (g[4] > 0) fields[CUR_PAGE] = g[5] + g[4] - 1;
+    fields[PAGES] += g[4];
   }
   __syncthreads();
   for (int i = tid; i < num_reqs; i += 1024) {
-    const int* g = growth + (int64)i * 8;
+    const int* g = growth + (int64)i * GROWTH_FIELDS;
     if (g[4] > 0 && is_live(m, g[2]))
       pages[(int64)(g[2] % NUM_PAGES) * PAGE_FIELDS + PAGE_NEXT] = g[5];
   }
 }
 
 // ---------------------------------------------------------------------------------
-// Write: one block of 64 threads a request, a token each; hash entries with the token.
+// Write: one block of 64 threads a request. Ages the bins it has learned, appends its
+// tokens, then enters each token and key in a chain: newest first, one place of a key
+// and way. What a chain holds does not depend on the order of the writers.
+
+#define LOCKED (-2)
+
+__device__ bool has_key(const Memory& m, int seq, int mask, const int* want, int name) {
+  int page = seq / PAGE, tokens[MAX_KEY_TOKENS];
+  if (!is_live(m, page) || page_info(m, page)[PAGE_NAMESPACE] != name) return false;
+  int num = read_key(m, seq, mask, tokens);
+  for (int i = 0; i < num; i++)
+    if (tokens[i] != want[i]) return false;
+  return num >= 0;
+}
+
+// Put `seq` into the chain that begins with `first`; returns what it begins with now.
+// All places of a chain have one way.
+__device__ int insert(
+    const Memory& m, int first, int seq, int key, const int* want, int name, int oldest) {
+  int mask = key_masks[key];
+  int before = -1, at = first;
+  for (; at > seq && at >= oldest; at = *link_of(m, key, at)) {
+    if (has_key(m, at, mask, want, name)) return first;
+    before = at;
+  }
+  if (at < oldest) at = -1;
+  int older = at, above = -1;
+  while (older >= oldest && !has_key(m, older, mask, want, name)) {
+    above = older;
+    older = *link_of(m, key, older);
+  }
+  if (older >= oldest) {
+    int rest = *link_of(m, key, older);
+    if (above < 0)
+      at = rest;
+    else
+      *link_of(m, key, above) = rest;
+  }
+  *link_of(m, key, seq) = at;
+  if (before < 0) return seq;
+  *link_of(m, key, before) = seq;
+  return first;
+}
+
+__device__ void enter(const Memory& m, int seq, int key, int oldest) {
+  const int* info = page_info(m, seq / PAGE);
+  int name = info[PAGE_NAMESPACE], mask = key_masks[key], want[MAX_KEY_TOKENS];
+  int num = read_key(m, seq, mask, want);
+  if (num < 0) return;
+  uint32 h = hash_start(name, mask);
+  for (int i = 0; i < num; i++) h = hash_step(h, (uint32)want[i]);
+  int64 bucket = (int64)key * NUM_BUCKETS + h % NUM_BUCKETS;
+  int* head = m.table + bucket * WAYS + (info[PAGE_BASE] + seq % PAGE) % WAYS;
+  // The head is the chain's lock too.
+  for (bool done = false; !done;) {
+    int first = atomicExch(head, LOCKED);
+    if (first == LOCKED) continue;
+    __threadfence();
+    first = insert(m, first, seq, key, want, name, oldest);
+    __threadfence();
+    atomicExch(head, first);
+    done = true;
+  }
+}
 
 extern "C" __global__ void suffix_write(
     const int* token_ids, int64 token_ids_stride, const int64* idx_mapping,
-    const int* prompt_len, const int* growth, int* tokens, int* pages, int* table,
-    int* slots) {
-  Memory m = {tokens, pages, table, 0};
-  const int* g = growth + (int64)blockIdx.x * 8;
-  int start = g[0], num = g[1], old = g[2], room = g[3], base = g[5];
-  if (num <= 0) return;
+    const int* growth, int* tokens, int* pages, int* table, int* counters, int* slots,
+    int* links, const int* pending_bins, int* learned) {
+  Memory m = {tokens, pages, table, counters, links};
+  const int* g = growth + (int64)blockIdx.x * GROWTH_FIELDS;
+  int start = g[0], num = g[1], old = g[2], room = g[3], base = g[5], seen = g[6];
   int64 slot = idx_mapping[blockIdx.x];
   int* fields = slots + slot * SLOT_FIELDS;
-  int first = max(0, prompt_len[slot] - PROMPT_TAIL);
+  // Others may halve the same bin: both numbers change at once, to the same values.
+  long long* bins = (long long*)learned + (int64)fields[LEARNER] * NUM_BINS;
+  for (int i = threadIdx.x; i < seen * NUM_PREDICTIONS; i += blockDim.x) {
+    int bin = pending_bins[slot * K * NUM_PREDICTIONS + i];
+    if (bin < 0) continue;
+    long long both = *(volatile long long*)(bins + bin);
+    uint32 good = (uint32)both, all = (uint32)(both >> 32);
+    if (all <= MAX_OBSERVATIONS) continue;
+    while (all > MAX_OBSERVATIONS) {
+      all >>= 1;
+      good >>= 1;
+    }
+    *(volatile long long*)(bins + bin) = (long long)all << 32 | good;
+  }
+  if (num <= 0) return;
   const int* row = token_ids + slot * token_ids_stride;
   for (int t = threadIdx.x; t < num; t += blockDim.x) {
     int over = t - room;
@@ -282,20 +395,17 @@ extern "C" __global__ void suffix_write(
     int64 at = page % NUM_PAGES;
     tokens[at * PAGE + offset] = row[start + t];
     atomicMax(pages + at * PAGE_FIELDS + PAGE_LEN, offset + 1);
-    int seq = page * PAGE + offset;
-#pragma unroll
-    for (int key = 0; key < NUM_KEYS; key++) {
-      int mask = key_masks[key];
-      if (start + t - (31 - __clz(mask)) < first) continue;
-      uint32 h = hash_start(fields[NAMESPACE], mask);
-      for (int back = 0; mask >> back; back++)
-        if ((mask >> back) & 1) h = hash_step(h, (uint32)row[start + t - back]);
-      int64 entry = ((int64)key * NUM_BUCKETS + h % NUM_BUCKETS) * WAYS;
-      atomicMax(table + entry + hash_way(seq), seq);
-    }
   }
   __syncthreads();
   if (threadIdx.x == 0) fields[COMMITTED] = start + num;
+#if NUM_KEYS > 0
+  int oldest = oldest_seq(m);
+  for (int i = threadIdx.x; i < num * NUM_KEYS; i += blockDim.x) {
+    int over = i / NUM_KEYS - room;
+    int seq = over < 0 ? (old + 1) * PAGE + over : base * PAGE + over;
+    if (is_live(m, seq / PAGE)) enter(m, seq, i % NUM_KEYS, oldest);
+  }
+#endif
 }
 
 // ---------------------------------------------------------------------------------
@@ -418,37 +528,19 @@ __device__ void scan_row(
   }
 }
 
-// Look one hash entry up and measure its match; quality 0 = no candidate.
-__device__ int look_up(
-    const Memory& m, const int* fields, const int* tail, int total, int way, int* seq_out) {
-  *seq_out = -1;
-  int mask = key_masks[way / WAYS];
-  if (total < 32 - __clz(mask) || !(fields[FLAGS] & 1)) return 0;
-  uint32 h = hash_start(fields[NAMESPACE], mask);
-  for (int back = 0; mask >> back; back++)
-    if ((mask >> back) & 1) h = hash_step(h, (uint32)tail[back]);
-  int64 bucket = (int64)(way / WAYS) * NUM_BUCKETS + h % NUM_BUCKETS;
-  int seq = m.table[bucket * WAYS + way % WAYS];
+// Compare the text up to a place with the end of the row: bit i is set if the tokens i
+// before the end are equal.
+__device__ uint32 compare_ends(const Memory& m, int seq, const int* tail, int total) {
   int page = seq / PAGE, offset = seq % PAGE;
-  if (seq < 0 || !is_live(m, page)) return 0;
-  const int* info = page_info(m, page);
-  if (offset >= info[PAGE_LEN] || info[PAGE_NAMESPACE] != fields[NAMESPACE]) return 0;
-  if (info[PAGE_UID] == fields[UID]) return 0;
-  if (m.counters[NEWEST_UID] - info[PAGE_UID] >= MAX_CACHED) return 0;
-  *seq_out = seq;
-  int run = 0, again = 0;
-  bool unbroken = true;
   int length = min(WINDOW, total);
+  uint32 equal = 0;
   if (offset + 1 >= WINDOW) {
     // The usual case, all in one page: loads that do not wait for each other.
     const int* end = m.tokens + (int64)(page % NUM_PAGES) * PAGE + offset;
-    uint32 equal = 0;
 #pragma unroll
     for (int back = 0; back < WINDOW; back++)
       equal |= (uint32)(back < length && end[-back] == tail[back]) << back;
-    run = __ffs(~equal) - 1;
-    again = __popc(equal) - run;
-    return run > 0 ? run + again / MEMORY_GAP : 0;
+    return equal;
   }
   for (int back = 0; back < length; back++) {
     if (offset < 0) {
@@ -456,15 +548,39 @@ __device__ int look_up(
       offset = PAGE - 1;
       if (!is_live(m, page)) break;
     }
-    bool equal = token_at(m, page, offset) == tail[back];
-    unbroken = unbroken && equal;
-    if (unbroken)
-      run++;
-    else
-      again += equal;
+    equal |= (uint32)(token_at(m, page, offset) == tail[back]) << back;
     offset--;
   }
-  return run > 0 ? run + again / MEMORY_GAP : 0;
+  return equal;
+}
+
+// Look a key and way up and measure the match; quality 0 = no candidate.
+__device__ int look_up(
+    const Memory& m, const int* fields, const int* tail, int total, int way, int* seq_out) {
+  *seq_out = -1;
+  int key = way / WAYS;
+  way %= WAYS;
+  uint32 mask = key_masks[key];
+  if (total < 32 - __clz((int)mask) || !(fields[FLAGS] & 1)) return 0;
+  uint32 h = hash_start(fields[NAMESPACE], mask);
+  for (int back = 0; mask >> back; back++)
+    if ((mask >> back) & 1) h = hash_step(h, (uint32)tail[back]);
+  int64 bucket = (int64)key * NUM_BUCKETS + h % NUM_BUCKETS;
+  int oldest = oldest_seq(m);
+  int seq = m.table[bucket * WAYS + way];
+  for (; seq >= oldest; seq = *link_of(m, key, seq)) {
+    int page = seq / PAGE;
+    const int* info = page_info(m, page);
+    if (info[PAGE_SEQ] != page || info[PAGE_NAMESPACE] != fields[NAMESPACE]) continue;
+    uint32 equal = compare_ends(m, seq, tail, total);
+    if ((equal & mask) != mask) continue;
+    if (info[PAGE_UID] == fields[UID]) return 0;
+    if (m.counters[NEWEST_UID] - info[PAGE_UID] >= MAX_CACHED) return 0;
+    *seq_out = seq;
+    int run = __ffs(~equal) - 1;
+    return run > 0 ? run + (__popc(equal) - run) / MEMORY_GAP : 0;
+  }
+  return 0;
 }
 
 __device__ void read_ahead(const Memory& m, int seq, int* ahead) {
@@ -501,14 +617,14 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
     const int* total_len, const int* prompt_len, const int* num_sampled,
     const int* placeholder_ids, int num_placeholders, int num_steps, int* tokens,
     int* pages, int* table, int* counters, int* slots, int* pending_tokens,
-    int* pending_predicted, int* pending_bins, const int* accepted,
-    const int* observed, int64* drafts, int* num_drafts, float* confidences) {
+    int* pending_predicted, int* pending_bins, const int* links, const int* learned,
+    const int* steering, int64* drafts, int* num_drafts, float* confidences) {
   __shared__ union {
     Found found;
     Votes votes;
   } u;
   __shared__ Candidates c;
-  Memory m = {tokens, pages, table, counters};
+  Memory m = {tokens, pages, table, counters, (int*)links};
   int batch_idx = blockIdx.x, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   int64 slot = idx_mapping[batch_idx];
   int total = total_len[slot];
@@ -576,7 +692,8 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
   if (!is_own && quality > 0) read_ahead(m, place, c.ahead[tid]);
   bool alive = quality > 0;
   uint32 all_right = 65536;
-  uint32 threshold = counters[THRESHOLD] >> 8;
+  learned += (int64)fields[LEARNER] * NUM_BINS * 2;
+  uint32 threshold = steering[(int64)fields[LEARNER] * STEERING_FIELDS + THRESHOLD] >> 8;
   int num = 0, valid = 0;
   __syncthreads();
   for (int at = tid; at < HASH_SIZE; at += 256) {
@@ -691,7 +808,8 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
         int stage = j == 0 ? 0 : (j < 4 ? 1 : 2);
         bin = ((lane * 5 + share) * 4 + size) * 3 + stage;
         bin = bin * 2 + ((int)(best & 255) == c.newest[lane]);
-        uint32 chance = ((uint32)accepted[bin] << 16) / (uint32)observed[bin];
+        const uint32* both = (const uint32*)learned + bin * 2;
+        uint32 chance = (both[0] << 16) / both[1];
         order = (int)(chance * 32 + lane);
       }
       int winner = __reduce_max_sync(0xffffffffu, order);

@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(COUNT_THREADS) suffix_count(
     int* tokens, int* pages, int* counters, const int* slots, int* places, int* lengths,
     int* stamps, float* scores, int* found_tokens, float* found_chances, int* found) {
   __shared__ CountShared s;
-  Memory m = {tokens, pages, 0, counters};
+  Memory m = {tokens, pages, 0, counters, 0};
   int64 batch_idx = blockIdx.x / 2;
   bool own = blockIdx.x % 2 == 0;
   int64 slot = idx_mapping[batch_idx];

@@ -27,7 +27,7 @@ def source(name: str = "suffix.cu") -> str:
 
 def compile_options(settings: SuffixSettings) -> tuple[str, ...]:
     """Return the compiler's options: the settings as macros."""
-    masks = ",".join(str(mask) for mask in settings.key_masks)
+    masks = ",".join(str(mask) for mask in (*settings.key_masks, 0))
     macros = {
         "K": settings.num_speculative_tokens,
         "MAX_MODEL_LEN": settings.max_model_len,
@@ -129,7 +129,8 @@ class CudaSuffix:
             with torch.cuda.device(device):
                 module = CudaModule(source(), compile_options(settings), KERNELS)
         self._module = module
-        # [max_num_reqs, 8] start, number, old page, its room, new pages, the first
+        # [max_num_reqs, 8] start, number, old page, its room, new pages, the first,
+        # draft positions seen
         self._growth = torch.zeros(max_num_reqs, 8, dtype=torch.int32, device=device)
 
     def update(
@@ -157,13 +158,13 @@ class CudaSuffix:
             total_len,
             num_sampled,
             num_reqs,
-            state.counters,
             state.slots,
             state.pending_tokens,
             state.pending_predicted,
             state.pending_bins,
-            state.accepted,
-            state.observed,
+            state.learned,
+            state.steering,
+            self._growth,
         )
         self._module.launch(
             "suffix_plan",
@@ -180,8 +181,7 @@ class CudaSuffix:
             state.counters,
             state.slots,
             self._growth,
-            state.accepted,
-            state.observed,
+            state.steering,
         )
         self._module.launch(
             "suffix_write",
@@ -190,12 +190,15 @@ class CudaSuffix:
             token_ids,
             stride,
             idx_mapping,
-            prompt_len,
             self._growth,
             state.tokens,
             state.pages,
             state.table,
+            state.counters,
             state.slots,
+            state.links,
+            state.pending_bins,
+            state.learned,
         )
 
     def draft(
@@ -240,8 +243,9 @@ class CudaSuffix:
             state.pending_tokens,
             state.pending_predicted,
             state.pending_bins,
-            state.accepted,
-            state.observed,
+            state.links,
+            state.learned,
+            state.steering,
             drafts,
             num_drafts,
             confidences,

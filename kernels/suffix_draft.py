@@ -10,7 +10,13 @@ import torch
 
 from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState
-from mrv2_spec.kernels.suffix_update import hash_start, hash_step, is_live
+from mrv2_spec.kernels.suffix_update import (
+    bucket_of,
+    is_live,
+    namespace_and_way,
+    oldest_seq,
+    read_key,
+)
 
 _MEMORY = layout.MAX_MEMORY_CANDIDATES
 # Places of a request's candidates: memory 0.., own row from _MEMORY, each by age, so
@@ -158,19 +164,14 @@ def _memory_places(
     slots: torch.Tensor,
     total: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (quality, seq) of verified hash entries, oldest first, 0 = none."""
+    """Return (quality, seq) of what the keys name, oldest first, 0 = none."""
     size, num_pages = settings.page_size, settings.num_pages
     fields = state.slots[slots].long()
     namespace = fields[:, layout.NAMESPACE]
-    entries = []
-    for key, mask in enumerate(settings.key_masks):
-        h = hash_start(namespace, mask)
-        for back in range(mask.bit_length()):
-            if (mask >> back) & 1:
-                at = (total - 1 - back).clamp(min=0)[:, None]
-                h = hash_step(h, rows.gather(1, at)[:, 0])
-        bucket = state.table[key][h % settings.num_buckets].long()
-        entries.append(torch.where((total >= mask.bit_length())[:, None], bucket, -1))
+    entries = [
+        _chained(state, settings, key, rows, namespace, total)
+        for key in range(len(settings.key_masks))
+    ]
     seq = torch.cat(entries, 1).sort(1).values  # [num_reqs, num_keys * ways]
     once = torch.ones_like(seq, dtype=torch.bool)
     once[:, 1:] = seq[:, 1:] != seq[:, :-1]
@@ -180,7 +181,6 @@ def _memory_places(
     good = (
         once & (seq >= 0) & is_live(state, page) & (offset < info[..., layout.PAGE_LEN])
     )
-    good &= info[..., layout.PAGE_NAMESPACE] == namespace[:, None]
     good &= info[..., layout.PAGE_UID] != fields[:, layout.UID, None]
     age = state.counters[layout.NEWEST_UID] - info[..., layout.PAGE_UID]
     good &= age < settings.max_cached_requests
@@ -202,6 +202,39 @@ def _memory_places(
         run += unbroken
         offset = offset - 1
     return torch.where(run > 0, run + again // settings.memory_gap, 0), seq
+
+
+def _chained(
+    state: SuffixState,
+    settings: SuffixSettings,
+    key: int,
+    rows: torch.Tensor,
+    namespace: torch.Tensor,
+    total: torch.Tensor,
+) -> torch.Tensor:
+    """Return the place that a row's key names in each way, [num_reqs, ways], or -1."""
+    mask = settings.key_masks[key]
+    backs = [back for back in range(mask.bit_length()) if (mask >> back) & 1]
+    at = total[:, None] - 1 - torch.tensor(backs, device=rows.device)
+    want = rows.gather(1, at.clamp(min=0))  # [num_reqs, tokens of the key]
+    bucket = bucket_of(settings, namespace, mask, want)
+    way = torch.arange(settings.ways, device=rows.device)
+    links = state.links[key].view(-1)
+    oldest = oldest_seq(state, settings)
+    here = state.table[key][bucket].long()  # [num_reqs, ways]
+    here = torch.where((total >= mask.bit_length())[:, None], here, -1)
+    found = torch.full_like(here, -1)
+    while True:
+        here = torch.where((here >= oldest) & (found < 0), here, -1)
+        if not bool((here >= 0).any()):
+            return found
+        tokens, equal = read_key(state, settings, here, mask)
+        equal = equal & (tokens == want[:, None, :]).all(-1)
+        name, its_way = namespace_and_way(state, settings, here)
+        equal &= (name == namespace[:, None]) & (its_way == way)
+        found = torch.where(equal, here, found)
+        older = links[here.clamp(min=0) % links.shape[0]].long()
+        here = torch.where(here >= 0, older, -1)
 
 
 def _memory_ahead(
@@ -253,7 +286,8 @@ def _vote(
     alive = quality > 0
     going = torch.ones(num_reqs, dtype=torch.bool, device=device)
     all_right = torch.full((num_reqs,), 65536, device=device)
-    threshold = state.counters[layout.THRESHOLD].long() >> 8
+    learner = state.slots[slots, layout.LEARNER].long()
+    threshold = state.steering[learner, layout.THRESHOLD].long() >> 8
     valid = torch.zeros(num_reqs, dtype=torch.long, device=device)
     num = torch.zeros_like(valid)
     history = torch.zeros(num_reqs, 0, dtype=torch.long, device=device)
@@ -292,7 +326,8 @@ def _vote(
         predicted = token.gather(1, column[best & 255])
         some = count > 0
         at = torch.where(some, bins, 0)
-        chance = (state.accepted[at].long() << 16) // state.observed[at]
+        learned = state.learned[learner[:, None], at].long()
+        chance = (learned[..., 0] << 16) // learned[..., 1]
         order = torch.where(some, chance * 32 + torch.arange(24, device=device), -1)
         winner = order.amax(1)
         chosen = predicted.gather(1, (winner.clamp(min=0) & 31)[:, None])[:, 0]

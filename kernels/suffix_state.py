@@ -5,6 +5,11 @@ by `seq = page_seq * page_tokens + offset`; pages are given out round robin, so 
 `page_seq` lies at index `page_seq % num_pages` and is alive while `page_seq[index]`
 still holds that number. Every link and hash entry is such a number, so a stale one is
 recognised by comparing and never followed.
+
+What one namespace does is not seen by another: a place is found by its exact key, the
+namespace included, and hash entries are chained, so that none takes another's. The way
+of a token follows from which request of its namespace it belongs to, and each namespace
+learns in a row of its own. Only the ring is shared: the oldest page goes first.
 """
 
 from __future__ import annotations
@@ -30,21 +35,40 @@ MAX_OWN_CANDIDATES = 120
 FLAG_READ = 1
 FLAG_CONTRIBUTE = 2
 
-# Columns of `slots`.
+# Columns of `slots`. NUMBER counts the requests of the namespace before this one,
+# LEARNER is its row of `learned` and `steering`, PAGES the pages it was given so far.
 UID, NAMESPACE, FLAGS, COMMITTED, PAGE, DRAFT_LEN, DRAFT_NUM, DRAFT_VALID = range(8)
-NUM_SLOT_FIELDS = 8
-NEW_SLOT = (-1, 0, 0, 0, -1, -1, 0, 0)
+NUMBER, LEARNER, PAGES = range(8, 11)
+NUM_SLOT_FIELDS = 11
+NEW_SLOT = (-1, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0)
 
-# Columns of `pages`.
-PAGE_SEQ, PAGE_UID, PAGE_NAMESPACE, PAGE_LEN, PAGE_PREV, PAGE_NEXT = range(6)
+# Columns of `pages`. PAGE_BASE is the way of the page's first token.
+PAGE_SEQ, PAGE_UID, PAGE_NAMESPACE, PAGE_LEN, PAGE_PREV, PAGE_NEXT, PAGE_BASE = range(7)
 NUM_PAGE_FIELDS = 8
 
 # Entries of `counters`.
-NEXT_PAGE, NEWEST_UID, THRESHOLD, WASTE, ACCEPTED, ROUNDS = range(6)
-NUM_COUNTERS = 8
+NEXT_PAGE, NEWEST_UID = range(2)
+NUM_COUNTERS = 2
+
+# Columns of `steering`: the threshold, and sums of a step that are 0 between steps.
+THRESHOLD, WASTE, ACCEPTED, ROUNDS = range(4)
+NUM_STEERING_FIELDS = 4
+
+# Most tokens that a key names.
+MAX_KEY_TOKENS = 8
 
 # Page numbers stay below this many tokens; then the memory starts afresh.
 SEQ_LIMIT = 2**31 - 2**20
+
+
+def new_slot(
+    uid: int, namespace: int, flags: int, number: int = 0, learner: int = 0
+) -> tuple[int, ...]:
+    """Return the fields of a slot that a request was just put in."""
+    fields = [*NEW_SLOT]
+    fields[UID], fields[NAMESPACE], fields[FLAGS] = uid, namespace, flags
+    fields[NUMBER], fields[LEARNER] = number, learner
+    return tuple(fields)
 
 
 @dataclass(frozen=True)
@@ -64,7 +88,7 @@ class SuffixSettings:
     # Bit i set: the token i before the end is part of the key.
     key_masks: tuple[int, ...] = (0b1, 0b11, 0b1101, 0b111001)
     ways: int = 32
-    num_buckets: int = 2**17
+    num_buckets: int = 2**16
     prompt_tail: int = 4
     max_new_tokens: int = 64
     window: int = 16
@@ -88,6 +112,9 @@ class SuffixSettings:
     waste_shift: int = 13
     # Observations weigh 16; a bin is halved above this.
     max_observations: int = 200 * 16
+    # Namespaces that learn at the same time; a new one takes the place of the one that
+    # was used longest ago.
+    num_learners: int = 512
 
     @property
     def num_pages(self) -> int:
@@ -106,10 +133,10 @@ class SuffixSettings:
 
     @property
     def memory_bytes(self) -> int:
-        """Device bytes of the token ring, its pages and the hash entries."""
+        """Device bytes of the token ring, its pages, hash entries and their links."""
         entries = len(self.key_masks) * self.num_buckets * self.ways
-        ring = self.num_pages * (self.page_size + NUM_PAGE_FIELDS)
-        return 4 * (entries + ring)
+        page = self.page_size * (1 + len(self.key_masks)) + NUM_PAGE_FIELDS
+        return 4 * (entries + self.num_pages * page)
 
     def check(self) -> None:
         """Raise ValueError where a kernel could not hold the settings."""
@@ -118,6 +145,12 @@ class SuffixSettings:
             raise ValueError(
                 f"key_masks x ways = {lookups}: at most {MAX_MEMORY_CANDIDATES}"
             )
+        for mask in self.key_masks:
+            if mask.bit_count() > MAX_KEY_TOKENS or mask.bit_length() > self.window:
+                raise ValueError(
+                    f"key_masks: {mask:#b} names more than {MAX_KEY_TOKENS} tokens or "
+                    f"some beyond the window of {self.window}"
+                )
         if self.num_buckets & (self.num_buckets - 1):
             raise ValueError(f"num_buckets = {self.num_buckets}: not a power of two")
         if not 1 <= self.num_speculative_tokens <= 48:
@@ -137,14 +170,16 @@ class SuffixState:
 
     tokens: torch.Tensor  # [num_pages, page_size]
     pages: torch.Tensor  # [num_pages, NUM_PAGE_FIELDS]
-    table: torch.Tensor  # [num_keys, num_buckets, ways] seq or -1
+    table: torch.Tensor  # [num_keys, num_buckets, ways] newest seq or -1
+    links: torch.Tensor  # [num_keys, num_pages, page_size] the next older, by token
     counters: torch.Tensor  # [NUM_COUNTERS]
     slots: torch.Tensor  # [max_num_reqs, NUM_SLOT_FIELDS]
     pending_tokens: torch.Tensor  # [max_num_reqs, K] the last draft, uncut
     pending_predicted: torch.Tensor  # [max_num_reqs, K, NUM_PREDICTIONS] tokens
     pending_bins: torch.Tensor  # [max_num_reqs, K, NUM_PREDICTIONS] or -1
-    accepted: torch.Tensor  # [NUM_BINS] observations that came true, weight 16
-    observed: torch.Tensor  # [NUM_BINS] observations, weight 16
+    # [learners, NUM_BINS, 2] observations that came true, and all; weight 16
+    learned: torch.Tensor
+    steering: torch.Tensor  # [learners, NUM_STEERING_FIELDS]
 
     def nbytes(self) -> int:
         """Bytes of all tensors."""
@@ -154,8 +189,8 @@ class SuffixState:
         )
 
 
-def prior() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (accepted, observed) before anything was seen: four observations a bin.
+def prior() -> torch.Tensor:
+    """Return a row of `learned` before anything was seen: four observations a bin.
 
     The chance is that of the share of the votes times a guess by match class. It is
     not fitted: the bins learn within some hundred rounds.
@@ -166,7 +201,8 @@ def prior() -> tuple[torch.Tensor, torch.Tensor]:
     accepted = chance[None, :, :, None, None, None].expand(
         NUM_SOURCES, NUM_CLASSES, NUM_SHARES, NUM_COUNTS, NUM_STAGES, 2
     )
-    return accepted.reshape(-1).clone(), torch.full((NUM_BINS,), 64, dtype=torch.int32)
+    accepted = accepted.reshape(-1)
+    return torch.stack((accepted, torch.full_like(accepted, 64)), 1)
 
 
 def make_state(
@@ -180,21 +216,26 @@ def make_state(
         return torch.full(shape, value, dtype=torch.int32, device=device)
 
     keys = len(settings.key_masks)
-    accepted, observed = prior()
+    # A row for each request that may be running, so that none is taken away from one.
+    learners = max(settings.num_learners, max_num_reqs)
+    learned = full(0, learners, NUM_BINS, 2)
+    learned[:] = prior().to(device)
+    steering = full(0, learners, NUM_STEERING_FIELDS)
+    steering[:, THRESHOLD] = settings.first_threshold
     counters = full(0, NUM_COUNTERS)
     counters[NEWEST_UID] = -1
-    counters[THRESHOLD] = settings.first_threshold
     slots = full(0, max_num_reqs, NUM_SLOT_FIELDS)
     slots[:] = torch.tensor(NEW_SLOT, dtype=torch.int32)
     return SuffixState(
         tokens=full(0, settings.num_pages, settings.page_size),
         pages=full(-1, settings.num_pages, NUM_PAGE_FIELDS),
         table=full(-1, keys, settings.num_buckets, settings.ways),
+        links=full(-1, keys, settings.num_pages, settings.page_size),
         counters=counters,
         slots=slots,
         pending_tokens=full(0, max_num_reqs, k),
         pending_predicted=full(0, max_num_reqs, k, NUM_PREDICTIONS),
         pending_bins=full(-1, max_num_reqs, k, NUM_PREDICTIONS),
-        accepted=accepted.to(device),
-        observed=observed.to(device),
+        learned=learned,
+        steering=steering,
     )

@@ -123,7 +123,8 @@ class SuffixSpeculator(RowSpeculator):
                 NAMESPACE_ARG,
                 name,
             )
-            return RequestAccess(read=False, contribute=False)
+            nameless = (request.adapter, request.cache_salt, None)
+            return RequestAccess(nameless, read=False, contribute=False)
         remembers = self.max_cached_requests > 0
         return RequestAccess(
             (request.adapter, request.cache_salt, name),

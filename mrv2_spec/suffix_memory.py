@@ -9,10 +9,15 @@ What a request leaves behind is what it had committed at its last step: a finish
 aborted or never-finished one stays until it is overwritten or too old, like any other.
 A preempted one comes back as a new request; `already_committed` keeps what it gave
 before from being given twice.
+
+Namespaces share the ring and nothing else: what a request is drafted follows from its
+row and from what its namespace did, in that order, and is still in the ring. That holds
+while fewer namespaces are in use than learn at the same time (`num_learners`).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, fields
 
 import torch
@@ -61,14 +66,14 @@ def settings_for(
             max_model_len=max_model_len,
             corpus_tokens=corpus_tokens,
             max_cached_requests=max_cached_requests,
-            key_masks=(0b1,),
+            key_masks=(),
             ways=1,
             num_buckets=1,
             prompt_tail=0,
         )
     ways = SuffixSettings.ways
-    # One place a token and key; a power of two, so up to two.
-    buckets = 1 << max(0, (max(1, corpus_tokens // ways) - 1).bit_length())
+    # A chain for every other token; a power of two, so for each at most.
+    buckets = 1 << max(0, (max(1, corpus_tokens // ways // 2) - 1).bit_length())
     return SuffixSettings(
         num_speculative_tokens=num_speculative_tokens,
         max_model_len=max_model_len,
@@ -76,6 +81,36 @@ def settings_for(
         max_cached_requests=max_cached_requests,
         num_buckets=buckets,
     )
+
+
+class Learners:
+    """Which row of what was learned each namespace has.
+
+    A namespace without one takes a row never used or, failing that, the one that was
+    used longest ago, but none that a request in some slot may still be using.
+
+    Args:
+        num_rows: rows there are; at least one a slot.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows))[::-1]
+        self._row_of: OrderedDict[int, int] = OrderedDict()
+        self._namespace_in: dict[int, int] = {}
+
+    def take(self, slot: int, namespace: int) -> tuple[int, bool]:
+        """Return the row for a request in a slot, and whether it must forget."""
+        self._namespace_in[slot] = namespace
+        if namespace in self._row_of:
+            self._row_of.move_to_end(namespace)
+            return self._row_of[namespace], False
+        if self._free:
+            self._row_of[namespace] = self._free.pop()
+            return self._row_of[namespace], True
+        used = set(self._namespace_in.values())
+        oldest = next(known for known in self._row_of if known not in used)
+        self._row_of[namespace] = self._row_of.pop(oldest)
+        return self._row_of[namespace], True
 
 
 class SuffixMemory:
@@ -105,7 +140,11 @@ class SuffixMemory:
         self.state: SuffixState = make_state(settings, max_num_reqs, device)
         self.namespaces = Namespaces()
         self.next_uid = 0
+        self._learners = Learners(self.state.learned.shape[0])
         self._staged: dict[int, tuple[int, ...]] = {}
+        # Rows of what was learned that go back to the start at `apply_staged`.
+        self._unlearned: set[int] = set()
+        self._prior = layout.prior().to(device)
         self._no_placeholders = torch.empty(0, dtype=torch.int32, device=device)
         if device.type == "cuda":
             from mrv2_spec.kernels.suffix_cuda import CudaCounts, CudaSuffix
@@ -131,7 +170,9 @@ class SuffixMemory:
             getattr(self.state, field.name).copy_(getattr(fresh, field.name))
         self.namespaces = Namespaces()
         self.next_uid = 0
+        self._learners = Learners(self.state.learned.shape[0])
         self._staged.clear()
+        self._unlearned.clear()
 
     def add_request(
         self, slot: int, access: RequestAccess, already_committed: int = 0
@@ -146,10 +187,12 @@ class SuffixMemory:
         """
         flags = layout.FLAG_READ * access.read
         flags |= layout.FLAG_CONTRIBUTE * access.contribute
-        row = [*layout.NEW_SLOT]
-        row[layout.UID] = self.next_uid
-        row[layout.NAMESPACE] = self.namespaces.id_of(access.namespace)
-        row[layout.FLAGS] = flags
+        namespace, number = self.namespaces.count(access.namespace)
+        learner, is_new = self._learners.take(slot, namespace)
+        if is_new:
+            self._unlearned.add(learner)
+        fields = (self.next_uid, namespace, flags, number, learner)
+        row = [*layout.new_slot(*fields)]
         row[layout.COMMITTED] = already_committed
         self.next_uid += 1
         self._staged[slot] = tuple(row)
@@ -158,6 +201,12 @@ class SuffixMemory:
         """Write the slots of the requests added since the last call."""
         if not self._staged:
             return
+        for learner in sorted(self._unlearned):
+            self.state.learned[learner].copy_(self._prior, non_blocking=True)
+            self.state.steering[learner].zero_()
+            steering = self.state.steering[learner, layout.THRESHOLD]
+            steering.fill_(self.settings.first_threshold)
+        self._unlearned.clear()
         slots = torch.tensor(list(self._staged), dtype=torch.int64)
         rows = torch.tensor(list(self._staged.values()), dtype=torch.int32)
         self._staged.clear()

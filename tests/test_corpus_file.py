@@ -263,7 +263,10 @@ def test_same_salt_matches_after_a_restart(tmp_path: Path) -> None:
         before.id_of(namespace)
     names = tuple(before.stored().values())
     after = Namespaces()
-    numbers = after.restore(before.salt_key, names)
+    numbers = after.restore(before.salt_key, names, [3, 0, 1])
+    assert after.count(asked[0]) == (numbers[0], 3)
+    assert after.count(asked[0]) == (numbers[0], 4)
+    assert after.count(asked[1]) == (numbers[1], 0)
     assert [after.find(namespace) for namespace in asked] == numbers
     assert [after.id_of(namespace) for namespace in asked] == numbers
     assert after.find((None, "other", None)) is None

@@ -17,6 +17,7 @@ from mrv2_spec.kernels.suffix_counts import CountRules, draft_by_counts
 from mrv2_spec.kernels.suffix_draft import draft_suffix
 from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState, make_state
 from mrv2_spec.kernels.suffix_update import update_suffix
+from tests.kernels.suffix_batch import entries
 
 NAMES = tuple(StoredNamespace(None, None, name) for name in ("a", "b", "c"))
 # The device's numbers of the names above; the order is another one on purpose.
@@ -77,10 +78,7 @@ def streamed(
     total = torch.zeros(2, dtype=torch.int32)
     prompt = torch.zeros(2, dtype=torch.int32)
     for uid, text in enumerate(split(documents)):
-        number = NUMBERS[documents.namespaces[uid]]
-        flags = layout.FLAG_CONTRIBUTE
-        fields = (uid, number, flags, *layout.NEW_SLOT[3:])
-        state.slots[1] = torch.tensor(fields, dtype=torch.int32)
+        state.slots[1] = slot_of(documents, uid)
         rows[1, : len(text)] = torch.tensor(text)
         total[1] = 0
         while total[1] < len(text):
@@ -89,6 +87,18 @@ def streamed(
             one = torch.ones(1, dtype=torch.int32)
             update_suffix(state, settings, rows, torch.tensor([1]), total, prompt, one)
     return state
+
+
+def slot_of(documents: Documents, uid: int) -> torch.Tensor:
+    """Return the fields of a request that emits a document."""
+    which = documents.namespaces
+    fields = layout.new_slot(
+        uid,
+        NUMBERS[which[uid]],
+        layout.FLAG_CONTRIBUTE,
+        int((which[:uid] == which[uid]).sum()),
+    )
+    return torch.tensor(fields, dtype=torch.int32)
 
 
 def packed(settings: SuffixSettings, documents: Documents) -> tuple[SuffixState, Kept]:
@@ -105,7 +115,7 @@ def draft(
     rows = torch.zeros(2, settings.max_model_len, dtype=torch.int32)
     rows[0, : len(text)] = torch.tensor(text)
     newest = int(state.counters[layout.NEWEST_UID])
-    fields = (newest + 1, number, layout.FLAG_READ, *layout.NEW_SLOT[3:])
+    fields = layout.new_slot(newest + 1, number, layout.FLAG_READ)
     state.slots[0] = torch.tensor(fields, dtype=torch.int32)
     batch = (rows, torch.tensor([0]), torch.tensor([len(text), 0], dtype=torch.int32))
     sampled = torch.ones(1, dtype=torch.int32)
@@ -138,13 +148,6 @@ def draft(
     ]
 
 
-def live_entries(state: SuffixState, settings: SuffixSettings) -> torch.Tensor:
-    """Return the hash table without entries of pages that were given out again."""
-    page = (state.table // settings.page_size).long()
-    seq = state.pages[:, layout.PAGE_SEQ][page.clamp(min=0) % settings.num_pages]
-    return torch.where((state.table >= 0) & (seq == page), state.table, -1)
-
-
 def within(
     state: SuffixState, settings: SuffixSettings, num_documents: int
 ) -> torch.Tensor:
@@ -168,11 +171,10 @@ def test_loaded_is_like_streamed(_: int, rng: random.Random) -> None:
     used &= seen[:, None]
     assert torch.equal(old.tokens[used], new.tokens[used])
     assert int(used.sum()) == kept.num_tokens
-    assert torch.equal(old.counters[: layout.THRESHOLD], new.counters[:2])
-    entries = live_entries(new, settings)
-    table = live_entries(old, settings)
-    page = (table // settings.page_size).long().clamp(min=0) % settings.num_pages
-    assert torch.equal(torch.where(seen[page], table, -1), entries)
+    assert torch.equal(old.counters, new.counters)
+    found = entries(old, settings)
+    page = found[:, 2] // settings.page_size % settings.num_pages
+    assert torch.equal(found[seen[page]], entries(new, settings))
 
     # And so are the drafts.
     texts = split(documents)
@@ -210,9 +212,7 @@ def test_use_after_loading_goes_on_as_after_streaming(rng: random.Random) -> Non
     rows = torch.zeros(2, settings.max_model_len, dtype=torch.int32)
     total = torch.zeros(2, dtype=torch.int32)
     for uid, text in enumerate(split(second), start=first.num_documents):
-        number = NUMBERS[both.namespaces[uid]]
-        fields = (uid, number, layout.FLAG_CONTRIBUTE, *layout.NEW_SLOT[3:])
-        state.slots[1] = torch.tensor(fields, dtype=torch.int32)
+        state.slots[1] = slot_of(both, uid)
         rows[1, : len(text)] = torch.tensor(text)
         for end in [*range(1, len(text), settings.max_new_tokens), len(text)]:
             total[1] = end
@@ -288,7 +288,7 @@ def test_requests_that_ran_together_are_told_apart() -> None:
     total = torch.zeros(3, dtype=torch.int32)
     for slot, uid in enumerate((11, 10, 12)):
         flags = layout.FLAG_CONTRIBUTE if uid != 12 else layout.FLAG_READ
-        fields = (uid, NUMBERS[0], flags, *layout.NEW_SLOT[3:])
+        fields = layout.new_slot(uid, NUMBERS[0], flags)
         state.slots[slot] = torch.tensor(fields, dtype=torch.int32)
     slots = torch.tensor([2, 0, 1])
     for end in (3, 6, 7, 11, 13):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ import torch
 from mrv2_spec.config import Scoring
 from mrv2_spec.corpus.namespaces import Namespace
 from mrv2_spec.kernels import suffix_state as layout
-from mrv2_spec.suffix_memory import RequestAccess, SuffixMemory, settings_for
+from mrv2_spec.suffix_memory import (
+    Learners,
+    RequestAccess,
+    SuffixMemory,
+    settings_for,
+)
 
 SECRET = list(range(100, 164))
 A: Namespace = ("adapter", "salt a", None)
@@ -27,6 +33,7 @@ class Engine:
         self, scoring: Scoring = "learned", corpus_tokens: int = 4096, cached: int = 100
     ) -> None:
         self.k = 8
+        self.confidences = torch.zeros(1, self.k)
         settings = settings_for(
             scoring,
             num_speculative_tokens=self.k,
@@ -56,7 +63,7 @@ class Engine:
         num_drafts = torch.zeros(4, dtype=torch.int32)
         self.memory.update(*inputs)
         self.memory.draft(
-            *inputs, drafts, num_drafts, torch.zeros(1, self.k), num_steps=self.k
+            *inputs, drafts, num_drafts, self.confidences, num_steps=self.k
         )
         return drafts[0, : num_drafts[slot]].tolist()
 
@@ -104,6 +111,102 @@ def test_namespaces_never_meet(scoring: Scoring):
     assert engine.ask(RequestAccess(B)) == []
     assert engine.ask() == []
     assert engine.ask(RequestAccess(A))
+
+
+class Tenant:
+    """Requests of one namespace with texts that its other requests know in part."""
+
+    def __init__(self, rng: random.Random, access: RequestAccess, slot: int) -> None:
+        self.rng = rng
+        self.access, self.slot = access, slot
+        self.pieces = [
+            [rng.randrange(40) for _ in range(rng.randint(4, 40))] for _ in range(3)
+        ]
+        self.left: list[int] = []
+
+    def step(self) -> tuple[list[int] | None, list[int]]:
+        """Return the prompt of a new request, if one begins, and the new tokens."""
+        rng, prompt = self.rng, None
+        if not self.left:
+            prompt = [rng.randrange(40) for _ in range(rng.randint(1, 6))]
+            self.left = [t for _ in range(3) for t in rng.choice(self.pieces)]
+        num = rng.choice([1, 2, 9])
+        tokens, self.left = self.left[:num], self.left[num:]
+        return prompt, tokens
+
+
+def answers(
+    scoring: Scoring, tenants: list[Tenant], order: list[int]
+) -> list[tuple[list[int], list[float]]]:
+    """Let tenants step in an order; return what tenant 0 was drafted, and how sure."""
+    engine = Engine(scoring, corpus_tokens=2**16)
+    result = []
+    for which in order:
+        tenant = tenants[which]
+        prompt, tokens = tenant.step()
+        if prompt is not None:
+            engine.start(tenant.slot, prompt, tenant.access)
+        draft = engine.emit(tenant.slot, tokens)
+        if which == 0:
+            result.append((draft, engine.confidences[0].tolist()))
+    return result
+
+
+@SCORINGS
+@pytest.mark.parametrize("case", range(3))
+def test_a_tenant_is_drafted_as_on_an_engine_of_its_own(
+    scoring: Scoring, case: int, rng: random.Random
+):
+    """Another's traffic before and between changes no draft and no confidence."""
+    seed = rng.getrandbits(32)
+    num = 80 if scoring == "learned" else 60
+
+    def run(strangers: Sequence[RequestAccess]) -> Any:
+        mine = random.Random(seed)
+        tenants = [Tenant(mine, RequestAccess(B), 0)]
+        # Their texts are of the same pieces: what leaked would be found.
+        for slot, access in enumerate(strangers, start=1):
+            other = Tenant(random.Random(seed), access, slot)
+            other.rng = random.Random(rng.getrandbits(32))
+            tenants.append(other)
+        order = [0] * num
+        for which in range(1, len(tenants)):
+            order = [which] * rng.randint(20, 60) + order
+            for _ in range(num):
+                order.insert(rng.randrange(len(order)), which)
+        return answers(scoring, tenants, order)
+
+    alone = run([])
+    assert any(draft for draft, _ in alone)
+    assert run([RequestAccess(A), OPEN, RequestAccess(A, read=False)]) == alone
+    # The same traffic in one namespace does change them, so the test can fail.
+    assert run([RequestAccess(B)]) != alone
+
+
+def test_a_new_namespace_takes_the_row_used_longest_ago():
+    learners = Learners(3)
+    assert learners.take(0, 10) == (0, True)
+    assert learners.take(1, 11) == (1, True)
+    assert learners.take(0, 10) == (0, False)
+    assert learners.take(2, 12) == (2, True)
+    # Slots 0 and 2 still run 10 and 12; 11 was used before but its slot is taken over.
+    assert learners.take(1, 13) == (1, True)
+    assert learners.take(0, 14) == (0, True)
+    assert learners.take(0, 14) == (0, False)
+    assert learners.take(1, 11) == (1, True)
+
+
+def test_what_a_namespace_learned_is_forgotten_with_its_row():
+    engine = Engine()
+    learned = engine.memory.state.learned
+    prior = learned[0].clone()
+    rows = learned.shape[0]
+    engine.finish(SECRET + SECRET, RequestAccess(A))
+    assert not torch.equal(learned[0], prior)
+    for i in range(rows):
+        engine.start(3, [7], RequestAccess((None, str(i), None)))
+        engine.emit(3, [1, 2])
+    assert torch.equal(learned[0], prior)
 
 
 @SCORINGS

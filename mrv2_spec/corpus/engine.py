@@ -52,7 +52,8 @@ def load_memory(
 ) -> Kept:
     """Put a file's newest responses in an empty memory, and say so if not all fit."""
     documents = memory.documents
-    numbers = namespaces.restore(memory.salt_key, documents.names)
+    counts = np.bincount(documents.namespaces, minlength=len(documents.names))
+    numbers = namespaces.restore(memory.salt_key, documents.names, counts.tolist())
     kept = pack(state, settings, documents, numbers)
     logger.info(
         "mrv2-spec: memory of %d responses, %d tokens loaded",

@@ -1,7 +1,8 @@
 """Move the memory between the device's tensors and documents.
 
 Packing leaves the tensors as if every document had been streamed through
-`update_suffix` in order, each by a request of its own, numbered from 0.
+`update_suffix` in order, each by a request of its own, numbered from 0, in the memory
+and in its namespace.
 """
 
 from __future__ import annotations
@@ -15,10 +16,7 @@ import torch
 from mrv2_spec.corpus.documents import Documents
 from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState
-from mrv2_spec.kernels.suffix_update import hash_start, hash_step, hash_way
-
-# Tokens hashed at a time: bounds the host memory of the intermediate values.
-_CHUNK = 2**20
+from mrv2_spec.kernels.suffix_update import bucket_of, page_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def pack(
     The tensors are made on the host first: a failure there leaves the state as it was.
 
     Args:
-        state: fresh; its memory (tokens, pages, table, two counters) is written.
+        state: fresh; its memory (tokens, pages, table, links, counters) is written.
         settings: the state's.
         documents: oldest first.
         numbers: the device's numbers of `documents.names`.
@@ -98,7 +96,9 @@ def _pack(
     kept &= num_documents - 1 - uid < settings.max_cached_requests
     lengths, uid = lengths[kept], uid[kept]
     first_page, end_page = first_page[kept], end_page[kept]
-    namespace = torch.tensor(numbers)[torch.from_numpy(documents.namespaces)[kept]]
+    which = torch.from_numpy(documents.namespaces)
+    request = _number_in_namespace(which, len(numbers))[kept]
+    namespace = torch.tensor(numbers)[which[kept]]
     # Kept are the last ones, so their tokens are too.
     num_tokens = int(lengths.sum())
     source = torch.from_numpy(documents.tokens)[documents.num_tokens - num_tokens :]
@@ -106,6 +106,7 @@ def _pack(
     pages = torch.full((num_pages, layout.NUM_PAGE_FIELDS), -1, dtype=torch.int32)
     tokens = torch.zeros(num_pages, size, dtype=torch.int32)
     table = torch.full(state.table.shape, -1, dtype=torch.int32)
+    links = torch.full(state.links.shape, -1, dtype=torch.int32)
 
     page = torch.arange(max(int(first_page[0]), oldest_page), next_page)
     owner = torch.searchsorted(end_page, page, right=True)
@@ -117,50 +118,90 @@ def _pack(
         (layout.PAGE_LEN, (lengths[owner] - inner * size).clamp(max=size)),
         (layout.PAGE_PREV, torch.where(inner > 0, page - 1, -1)),
         (layout.PAGE_NEXT, torch.where(page + 1 < end_page[owner], page + 1, -1)),
+        (layout.PAGE_BASE, page_base(request[owner], inner, settings.ways)),
     ):
         pages[page % num_pages, column] = value.int()
 
     end = lengths.cumsum(0)
-    written = 0
-    for begin in range(0, num_tokens, _CHUNK):
-        at = torch.arange(begin, min(begin + _CHUNK, num_tokens))
-        owner = torch.searchsorted(end, at, right=True)
-        pos = at - (end - lengths)[owner]
-        page, offset = first_page[owner] + pos // size, pos % size
-        live = page >= oldest_page
-        at, pos, page, offset = at[live], pos[live], page[live], offset[live]
-        written += at.shape[0]
-        tokens[page % num_pages, offset] = source[at]
-        seq = page * size + offset
-        _enter(table, settings, source, namespace[owner[live]], at, pos, seq)
+    at = torch.arange(num_tokens)
+    owner = torch.searchsorted(end, at, right=True)
+    pos = at - (end - lengths)[owner]
+    page, offset = first_page[owner] + pos // size, pos % size
+    # The oldest document may have lost its beginning.
+    live = page >= oldest_page
+    at, owner, pos, page, offset = (x[live] for x in (at, owner, pos, page, offset))
+    pos = torch.where(owner == 0, pos - pos[0], pos)
+    tokens[page % num_pages, offset] = source[at]
+    way = (pages[page % num_pages, layout.PAGE_BASE].long() + offset) % settings.ways
+    name, seq = namespace[owner], page * size + offset
+    for key, mask in enumerate(settings.key_masks):
+        whole = pos >= mask.bit_length() - 1
+        backs = [back for back in range(mask.bit_length()) if (mask >> back) & 1]
+        named = torch.stack([source[at[whole] - back].long() for back in backs], 1)
+        bucket = bucket_of(settings, name[whole], mask, named)
+        chain = bucket * settings.ways + way[whole]
+        _link(
+            table[key].view(-1),
+            links[key].view(-1),
+            chain,
+            torch.cat((name[whole, None], named), 1),
+            seq[whole],
+        )
 
     state.pages.copy_(pages)
     state.tokens.copy_(tokens)
     state.table.copy_(table)
+    state.links.copy_(links)
     state.counters[layout.NEXT_PAGE] = next_page
     state.counters[layout.NEWEST_UID] = num_documents - 1
-    return Kept(int(lengths.shape[0]), written)
+    return Kept(int(lengths.shape[0]), int(at.shape[0]))
 
 
-def _enter(
-    table: torch.Tensor,
-    settings: SuffixSettings,
-    source: torch.Tensor,
-    namespace: torch.Tensor,
-    at: torch.Tensor,
-    pos: torch.Tensor,
+def _number_in_namespace(which: torch.Tensor, num_namespaces: int) -> torch.Tensor:
+    """Return how many documents before each are of the same namespace."""
+    order = which.argsort(stable=True)
+    counts = which.bincount(minlength=num_namespaces)
+    first = counts.cumsum(0) - counts
+    number = torch.empty_like(which)
+    number[order] = torch.arange(which.shape[0]) - first[which[order]]
+    return number
+
+
+def _link(
+    head: torch.Tensor,
+    links: torch.Tensor,
+    chain: torch.Tensor,
+    name: torch.Tensor,
     seq: torch.Tensor,
 ) -> None:
-    """Enter tokens in the hash table: `at` in `source`, `pos` in their documents."""
-    way = hash_way(seq, settings.ways)
-    for key, mask in enumerate(settings.key_masks):
-        h = hash_start(namespace, mask)
-        for back in range(mask.bit_length()):
-            if (mask >> back) & 1:
-                h = hash_step(h, source[(at - back).clamp(min=0)].long())
-        whole = pos >= mask.bit_length() - 1
-        entry = ((h % settings.num_buckets) * settings.ways + way)[whole]
-        table[key].view(-1).scatter_reduce_(0, entry, seq[whole].int(), "amax")
+    """Link the newest place of each key into its chain, newest first.
+
+    Args:
+        head: newest place of each chain (output).
+        links: the next older place, by token of the ring (output).
+        chain: [num_places] int64, the chain of each.
+        name: [num_places, columns] int64, keys that differ have another one.
+        seq: [num_places] int64, ascending.
+    """
+    # Keys whose hashes are equal may stand between equal ones and keep a place too
+    # many in a chain, which is never found: a newer one of its key stands before it.
+    mixed = chain.clone()
+    for column in name.unbind(1):
+        mixed = (mixed ^ column) * 0x9E3779B97F4A7C1
+        mixed ^= mixed >> 29
+    order = mixed.argsort(stable=True)
+    chain, name, seq = chain[order], name[order], seq[order]
+    newest = torch.ones_like(seq, dtype=torch.bool)
+    newest[:-1] = (chain[1:] != chain[:-1]) | (name[1:] != name[:-1]).any(1)
+    chain, seq = chain[newest], seq[newest]
+    order = ((chain << 31) - seq).argsort()
+    chain, seq = chain[order], seq[order]
+    first = torch.ones_like(newest[newest])
+    first[1:] = chain[1:] != chain[:-1]
+    head[chain[first]] = seq[first].int()
+    older = torch.full_like(seq, -1)
+    older[:-1] = torch.where(first[1:], -1, seq[1:])
+    links[seq % links.shape[0]] = older.int()
 
 
 def unpack(state: SuffixState, settings: SuffixSettings) -> Responses:

@@ -144,7 +144,7 @@ def test_no_sync_no_allocation_and_graph_replay(seed: int):
         torch.cuda.synchronize()
         for a, b in zip(first.all(), second.all(), strict=True):
             assert torch.equal(a, b)
-        same_state(eager, replayed, pending=True)
+        same_state(settings, eager, replayed, pending=True)
         drafted += int(first.num_drafts[idx_mapping.to(CUDA)].sum())
     assert drafted > 0
 

@@ -241,6 +241,13 @@ template <class T, class V> T atomicMax(T* at, V value) {
   *at = max(was, (T)value);
   return was;
 }
+inline int atomicExch(int* at, int value) {
+  host::maybe_yield();
+  int was = *at;
+  *at = value;
+  return was;
+}
+inline void __threadfence() { host::maybe_yield(); }
 inline int atomicCAS(int* at, int compare, int value) {
   host::maybe_yield();
   int was = *at;

@@ -10,6 +10,7 @@ import torch
 
 from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_state import SuffixSettings
+from mrv2_spec.kernels.suffix_update import oldest_seq, read_key
 
 POISON = 0x7FFFFFFF
 
@@ -27,7 +28,9 @@ class Traffic:
     namespaces: int = 1
     uid: int = 0
     texts: dict[int, list[int]] = field(default_factory=dict)
-    started: list[tuple[int, int, int, int]] = field(default_factory=list)
+    # Slot and fields of the requests that began this step, and how many had before.
+    started: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         width = self.settings.max_model_len
@@ -70,7 +73,10 @@ class Traffic:
                 self.rows[slot, :prompt] = torch.tensor(self.texts[slot][:prompt])
                 namespace = rng.randrange(self.namespaces)
                 flags = rng.choice([3, 3, 3, 1, 2])
-                self.started.append((slot, self.uid, namespace, flags))
+                number = self.numbers.get(namespace, 0)
+                self.numbers[namespace] = number + 1
+                fields = (self.uid, namespace, flags, number, namespace)
+                self.started.append((slot, fields))
                 self.uid += 1
         slots = rng.sample(sorted(self.texts), len(self.texts))
         sampled = []
@@ -95,9 +101,9 @@ def start_slots(state: layout.SuffixState, traffic: Traffic) -> None:
     """Write the slots of the requests that began this step."""
     if traffic.started:
         device = state.slots.device
-        slots = torch.tensor([started[0] for started in traffic.started])
-        fields = [(*started[1:], *layout.NEW_SLOT[3:]) for started in traffic.started]
-        values = torch.tensor(fields, dtype=torch.int32)
+        slots = torch.tensor([slot for slot, _ in traffic.started])
+        rows = [layout.new_slot(*fields) for _, fields in traffic.started]
+        values = torch.tensor(rows, dtype=torch.int32)
         state.slots[slots.to(device)] = values.to(device)
 
 
@@ -118,6 +124,28 @@ def random_settings(rng: random.Random, k: int | None = None) -> SuffixSettings:
         max_observations=rng.choice([200 * 16, 128]),
         first_threshold=rng.choice([2**16, 2**20]),
     )
+
+
+def entries(state: layout.SuffixState, settings: SuffixSettings) -> torch.Tensor:
+    """Return (key, chain, seq) of all places that can still be found, sorted."""
+    found = []
+    oldest = oldest_seq(state, settings)
+    for key, mask in enumerate(settings.key_masks):
+        here = state.table[key].flatten().long()
+        links = state.links[key].flatten()
+        chain = torch.arange(here.shape[0], device=here.device)
+        while True:
+            there = here >= oldest
+            here, chain = here[there], chain[there]
+            if here.numel() == 0:
+                break
+            readable = read_key(state, settings, here, mask)[1]
+            rows = (torch.full_like(here, key), chain, here)
+            found.append(torch.stack(rows, 1)[readable])
+            here = links[here % links.shape[0]].long()
+    if not found:
+        return torch.zeros(0, 3, dtype=torch.int64, device=state.table.device)
+    return torch.cat(found).unique(dim=0)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:

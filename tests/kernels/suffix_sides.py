@@ -10,9 +10,9 @@ import torch
 from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_counts import CountRules, draft_by_counts
 from mrv2_spec.kernels.suffix_draft import draft_suffix
-from mrv2_spec.kernels.suffix_state import SuffixState, make_state
+from mrv2_spec.kernels.suffix_state import SuffixSettings, SuffixState, make_state
 from mrv2_spec.kernels.suffix_update import update_suffix
-from tests.kernels.suffix_batch import Traffic, start_slots
+from tests.kernels.suffix_batch import Traffic, entries, start_slots
 
 GUARD = -77
 
@@ -81,7 +81,7 @@ class Sides:
         mine, theirs = (o.all() for o in self.outputs)
         update_suffix(self.plain, self.settings, *inputs)
         self.cuda.update(self.other, *there)
-        same_state(self.plain, self.other, pending=False)
+        same_state(self.settings, self.plain, self.other, pending=False)
         if self.counts is not None:
             assert self.rules is not None
             rows = (inputs[0], inputs[1], inputs[2], inputs[4])
@@ -99,7 +99,7 @@ class Sides:
             self.other, *there, ids.to(device), *theirs, num_steps=num_steps
         )
         self.same_outputs()
-        same_state(self.plain, self.other, pending=True)
+        same_state(self.settings, self.plain, self.other, pending=True)
         return int(self.outputs[0].num_drafts.cpu()[idx_mapping].sum())
 
     def same_outputs(self) -> None:
@@ -109,7 +109,9 @@ class Sides:
         assert (mine[0][-1] == GUARD).all() and (mine[2][-1] == GUARD).all()
 
 
-def same_state(mine: SuffixState, theirs: SuffixState, pending: bool) -> None:
+def same_state(
+    settings: SuffixSettings, mine: SuffixState, theirs: SuffixState, pending: bool
+) -> None:
     """Raise unless both states say the same."""
     a, b = (
         SuffixState(*(getattr(state, f.name).cpu() for f in fields(SuffixState)))
@@ -122,8 +124,9 @@ def same_state(mine: SuffixState, theirs: SuffixState, pending: bool) -> None:
     length = a.pages[:, layout.PAGE_LEN, None]
     written = live[:, None] & (torch.arange(a.tokens.shape[1]) < length)
     assert torch.equal(a.tokens[written], b.tokens[written])
-    for name in ("table", "counters", "slots", "accepted", "observed"):
+    for name in ("counters", "slots", "learned", "steering"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert torch.equal(entries(a, settings), entries(b, settings))
     if not pending:
         return
     num = torch.where(

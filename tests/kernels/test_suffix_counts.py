@@ -18,7 +18,7 @@ from tests.kernels.suffix_batch import Traffic, random_settings, start_slots
 from tests.reference.golden import calls, golden_path, load_runs, matches
 from tests.reference.suffix import Draft, Rules, SuffixModel
 
-NO_TABLE = {"key_masks": (0b1,), "ways": 1, "num_buckets": 1, "prompt_tail": 0}
+NO_TABLE = {"key_masks": (), "ways": 1, "num_buckets": 1, "prompt_tail": 0}
 
 
 class Device:
@@ -38,7 +38,7 @@ class Device:
         self.one = torch.ones(1, dtype=torch.int32)
 
     def start(self, slot: int, uid: int, prompt: list[int], flags: int) -> None:
-        fields = (uid, 0, flags, *layout.NEW_SLOT[3:])
+        fields = layout.new_slot(uid, 0, flags)
         self.state.slots[slot] = torch.tensor(fields, dtype=torch.int32)
         self.rows[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
         self.prompt[slot] = self.total[slot] = len(prompt)

@@ -67,7 +67,7 @@ def test_bins_that_were_never_wrong_draft(rng: random.Random, tmp_path: Path):
     cuda, _ = build(settings, CountRules(), 4, tmp_path, rng.getrandbits(31))
     sides = Sides(Traffic(rng, settings, 4, alphabet=3), cuda)
     for state in (sides.plain, sides.other):
-        state.accepted.copy_(state.observed)
+        state.learned[..., 0] = state.learned[..., 1]
     drafted = 0
     for _ in range(4):
         drafted += sides.step(4)
@@ -93,7 +93,6 @@ def test_page_numbers_start_afresh_at_their_limit(rng: random.Random, tmp_path: 
     settings = replace(random_settings(rng, k=4), corpus_tokens=100, page_tokens=4)
     cuda, _ = build(settings, CountRules(), 3, tmp_path, rng.getrandbits(31))
     sides = Sides(Traffic(rng, settings, 3, alphabet=3), cuda)
-    sides.step(4)
     near = settings.max_page_seq - 6
     for state in (sides.plain, sides.other):
         state.counters[0] = near

@@ -12,8 +12,14 @@ from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_draft import draft_suffix
 from mrv2_spec.kernels.suffix_state import SuffixSettings, make_state
 from mrv2_spec.kernels.suffix_update import update_suffix
-from tests.kernels.suffix_batch import Traffic, as_array, random_settings, start_slots
-from tests.reference.suffix_learned import LearnedModel
+from tests.kernels.suffix_batch import (
+    Traffic,
+    as_array,
+    entries,
+    random_settings,
+    start_slots,
+)
+from tests.reference.suffix_learned import LearnedModel, known_places
 
 
 class Pair:
@@ -24,7 +30,7 @@ class Pair:
         self.settings = traffic.settings
         reqs, k = traffic.max_num_reqs, self.settings.num_speculative_tokens
         self.state = make_state(self.settings, reqs, "cpu")
-        self.model = LearnedModel(self.settings, reqs)
+        self.model = LearnedModel(self.settings, reqs, traffic.namespaces)
         self.placeholders = placeholders
         self.drafts = torch.full((reqs, k), -7)
         self.num_drafts = torch.full((reqs,), -7, dtype=torch.int32)
@@ -35,8 +41,8 @@ class Pair:
         t = self.traffic
         idx_mapping, num_sampled = t.step()
         start_slots(self.state, t)
-        for fields in t.started:
-            self.model.start(*fields)
+        for slot, fields in t.started:
+            self.model.start(slot, *fields[:3])
         inputs = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
         update_suffix(self.state, self.settings, *inputs)
         draft_suffix(
@@ -76,21 +82,29 @@ class Pair:
     def compare_states(self) -> None:
         m, s, state = self.model.memory, self.model.slots, self.state
         assert as_array(state.counters).tolist() == m.counters.tolist()
-        np.testing.assert_array_equal(as_array(state.table), m.table)
+        self.compare_entries()
         live = m.seq >= 0
         pages = as_array(state.pages)[live]
         columns = (m.seq, m.uid, m.namespace, m.length)
         for column, want in enumerate(columns):
             np.testing.assert_array_equal(pages[:, column], want[live])
-        np.testing.assert_array_equal(
-            as_array(state.accepted), self.model.learned.accepted
-        )
-        np.testing.assert_array_equal(
-            as_array(state.observed), self.model.learned.observed
-        )
+        np.testing.assert_array_equal(pages[:, layout.PAGE_BASE], m.base[live])
+        rows = self.model.num_learners
+        learned, want = as_array(state.learned[:rows]), self.model.learned
+        np.testing.assert_array_equal(learned[..., 0], want.accepted)
+        np.testing.assert_array_equal(learned[..., 1], want.observed)
+        steering = as_array(state.steering[:rows])
+        np.testing.assert_array_equal(steering[:, layout.THRESHOLD], want.threshold)
+        assert (steering[:, layout.WASTE :] == 0).all()
         fields = as_array(state.slots)
         np.testing.assert_array_equal(fields[:, layout.COMMITTED], s.committed)
         np.testing.assert_array_equal(fields[:, layout.DRAFT_LEN], s.length)
+
+    def compare_entries(self) -> None:
+        """Each key names the same place in both."""
+        want = known_places(self.model.constants, self.model.memory)
+        found = entries(self.state, self.settings)[:, ::2]
+        assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, want.tolist()))
 
 
 @pytest.mark.parametrize("case", range(15))
@@ -119,7 +133,6 @@ def test_long_rows_keep_the_best_places(rng: random.Random):
 def test_page_numbers_start_afresh_at_their_limit(rng: random.Random):
     settings = random_settings(rng, k=4)
     pair = Pair(Traffic(rng, settings, 3, alphabet=3))
-    pair.step(4)
     near = settings.max_page_seq - 6
     pair.state.counters[layout.NEXT_PAGE] = near
     pair.model.memory.counters[layout.NEXT_PAGE] = near
@@ -143,7 +156,6 @@ def test_default_bytes():
         layout.NUM_SLOT_FIELDS
         + settings.num_speculative_tokens * (1 + 2 * layout.NUM_PREDICTIONS)
     )
-    table = len(settings.key_masks) * settings.num_buckets * settings.ways
-    ring = settings.corpus_tokens + settings.num_pages * layout.NUM_PAGE_FIELDS
-    total = 4 * (table + ring + 2 * layout.NUM_BINS + layout.NUM_COUNTERS)
-    assert total + reqs * per_slot <= 160 * 2**20
+    learned = settings.num_learners * (2 * layout.NUM_BINS + layout.NUM_STEERING_FIELDS)
+    total = settings.memory_bytes + 4 * (learned + layout.NUM_COUNTERS)
+    assert total + reqs * per_slot <= 130 * 2**20

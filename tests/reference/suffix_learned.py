@@ -1,8 +1,9 @@
 """Plain model of the learned scoring: loops over one request at a time.
 
-The rules of docs/suffix.md written down directly, with lists of places and counts and
-none of the ranks, packed counters or hash votes of the device versions. Numba, where it
-is installed, compiles the same source, which is what the replays run.
+The rules of docs/suffix.md written down directly, with lists of places and counts, a
+dictionary of keys and none of the chains, ranks, packed counters or hash votes of the
+device versions. Numba, where it is installed, compiles the same source, which is what
+the replays run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,18 @@ from mrv2_spec.kernels import suffix_state as layout
 from mrv2_spec.kernels.suffix_state import SuffixSettings
 
 try:
-    from numba import njit
+    from numba import njit, types
+    from numba.typed import Dict
+
+    def new_dict() -> Any:
+        """Return an empty dictionary that compiled code can use."""
+        return Dict.empty(types.UniTuple(types.int64, 7), types.int64)
+
 except ImportError:
+
+    def new_dict() -> Any:
+        """Return an empty dictionary."""
+        return {}
 
     def njit(function: Callable[..., Any]) -> Callable[..., Any]:
         """Leave the function as it is."""
@@ -34,7 +45,6 @@ class Constants(NamedTuple):
     page: int
     num_pages: int
     max_page_seq: int
-    buckets: int
     ways: int
     tail: int
     max_new: int
@@ -59,7 +69,9 @@ class Memory(NamedTuple):
     length: np.ndarray
     prev: np.ndarray
     next: np.ndarray
-    table: np.ndarray  # [num_keys, buckets, ways]
+    base: np.ndarray  # way of the page's first token
+    # (namespace, key, way, four tokens) -> seq; what is dead stays in it unseen
+    entries: Any
     counters: np.ndarray
 
 
@@ -74,16 +86,20 @@ class Slots(NamedTuple):
     length: np.ndarray  # total length when drafting, -1 = no draft pending
     num: np.ndarray
     valid: np.ndarray
+    number: np.ndarray  # requests of the namespace before this one
+    learner: np.ndarray  # row of `Learned`
+    pages: np.ndarray  # pages given to the request
     tokens: np.ndarray  # [slots, k]
     predicted: np.ndarray  # [slots, k, predictions]
     bins: np.ndarray  # [slots, k, predictions]
 
 
 class Learned(NamedTuple):
-    """Acceptance by bin."""
+    """Acceptance by bin and the threshold, a row a namespace."""
 
-    accepted: np.ndarray
-    observed: np.ndarray
+    accepted: np.ndarray  # [rows, bins]
+    observed: np.ndarray  # [rows, bins]
+    threshold: np.ndarray  # [rows]
 
 
 class Work(NamedTuple):
@@ -105,15 +121,9 @@ def hash_step(h: int, value: int) -> int:
 
 
 @njit
-def hash_key(namespace: int, mask: int, row: Any, last: int, first: int) -> int:
-    """Hash the tokens that the mask names before `last`; -1 if one precedes `first`."""
-    h = hash_step((namespace * 0x9E3779B1) & 0xFFFFFFFF, mask)
-    for back in range(32):
-        if (mask >> back) & 1:
-            if last - back < first:
-                return -1
-            h = hash_step(h, row[last - back])
-    return h
+def page_base(c: Constants, number: int, ordinal: int) -> int:
+    """Return the way of a page's first token: of which request, and its how-manieth."""
+    return hash_step((number * 0x9E3779B1) & 0xFFFFFFFF, ordinal) % c.ways
 
 
 @njit
@@ -123,8 +133,66 @@ def is_live(m: Memory, page: int) -> bool:
 
 
 @njit
+def key_of_place(c: Constants, m: Memory, seq: int, key: int) -> Any:
+    """Return (whether it can be read, its key) of a place in a live page."""
+    page = seq // c.page
+    offset = seq % c.page
+    at = page % c.num_pages
+    namespace = m.namespace[at]
+    way = (m.base[at] + offset) % c.ways
+    t0, t1, t2, t3 = -1, -1, -1, -1
+    for back in range(32):
+        if c.masks[key] >> back == 0:
+            break
+        if offset < 0:
+            page = m.prev[page % c.num_pages]
+            offset = c.page - 1
+            if not is_live(m, page):
+                return False, (-1, -1, -1, -1, -1, -1, -1)
+        if (c.masks[key] >> back) & 1:
+            t0, t1, t2, t3 = m.tokens[page % c.num_pages, offset], t0, t1, t2
+        offset -= 1
+    return True, (namespace, key, way, t0, t1, t2, t3)
+
+
+@njit
+def is_known(c: Constants, m: Memory, seq: int, key: int) -> bool:
+    """Tell whether a place is in a live page and its key can still be read."""
+    return is_live(m, seq // c.page) and key_of_place(c, m, seq, key)[0]
+
+
+@njit
+def known_places(c: Constants, m: Memory) -> np.ndarray:
+    """Return (key, seq) of all places that can be found, [num_places, 2]."""
+    result = np.zeros((len(m.entries), 2), np.int64)
+    num = 0
+    for name, seq in m.entries.items():
+        if is_known(c, m, seq, name[1]):
+            result[num, 0] = name[1]
+            result[num, 1] = seq
+            num += 1
+    return result[:num]
+
+
+@njit
+def enter(c: Constants, m: Memory, seq: int) -> None:
+    """Let each key of a place name it, unless a newer place is there."""
+    for key in range(c.masks.shape[0]):
+        readable, name = key_of_place(c, m, seq, key)
+        if not readable:
+            continue
+        old = m.entries.get(name, -1)
+        if old < seq or not is_known(c, m, old, key):
+            m.entries[name] = seq
+
+
+@njit
 def observe(s: Slots, lr: Learned, slot: int, row: Any, total: int, out: Any) -> None:
-    """Compare the pending draft with what was emitted; out += (waste, accepted, 1)."""
+    """Compare the pending draft with what was emitted.
+
+    `out` is [rows, 3]; its row of this request grows by (waste, accepted, 1).
+    """
+    row_of = s.learner[slot]
     start = s.length[slot]
     if start < 0:
         return
@@ -135,24 +203,23 @@ def observe(s: Slots, lr: Learned, slot: int, row: Any, total: int, out: Any) ->
         for q in range(s.bins.shape[2]):
             b = s.bins[slot, j, q]
             if b >= 0:
-                lr.observed[b] += 16
+                lr.observed[row_of, b] += 16
                 if s.predicted[slot, j, q] == truth:
-                    lr.accepted[b] += 16
+                    lr.accepted[row_of, b] += 16
         if s.tokens[slot, j] != truth:
             missed = True
             break
         right += 1
     if missed:
-        out[0] += max(0, s.valid[slot] - right)
-    out[1] += min(right, s.valid[slot])
-    out[2] += 1
+        out[row_of, 0] += max(0, s.valid[slot] - right)
+    out[row_of, 1] += min(right, s.valid[slot])
+    out[row_of, 2] += 1
     s.length[slot] = -1
 
 
 @njit
 def adjust(
     lr: Learned,
-    counters: Any,
     sums: Any,
     limit: int,
     budget: int,
@@ -161,17 +228,19 @@ def adjust(
     low: int,
     high: int,
 ) -> None:
-    """Halve the full bins and steer the threshold to the waste budget."""
-    for b in range(lr.observed.shape[0]):
-        while lr.observed[b] > limit:
-            lr.observed[b] >>= 1
-            lr.accepted[b] >>= 1
-    if sums[2] > 0:
-        error = sums[0] * 16 + sums[1] * slope // 16 - budget * sums[2]
+    """Halve the full bins and steer the thresholds to the waste budget."""
+    for row in range(lr.observed.shape[0]):
+        if sums[row, 2] == 0:
+            continue
+        for b in range(lr.observed.shape[1]):
+            while lr.observed[row, b] > limit:
+                lr.observed[row, b] >>= 1
+                lr.accepted[row, b] >>= 1
+        error = sums[row, 0] * 16 + sums[row, 1] * slope // 16 - budget * sums[row, 2]
         bound = 1 << (shift - 3)
         error = min(max(error, -bound), bound)
-        t = counters[layout.THRESHOLD]
-        counters[layout.THRESHOLD] = min(max(t + ((t * error) >> shift), low), high)
+        t = lr.threshold[row]
+        lr.threshold[row] = min(max(t + ((t * error) >> shift), low), high)
 
 
 @njit
@@ -196,7 +265,7 @@ def commit(
             need += (stop[i] - start[i] + c.page - 1) // c.page + 1
     if m.counters[layout.NEXT_PAGE] + need >= c.max_page_seq:
         m.seq[:] = -1
-        m.table[:] = -1
+        m.entries.clear()
         m.counters[layout.NEXT_PAGE] = 0
     for i in range(num):
         slot = slots[i]
@@ -223,6 +292,8 @@ def commit(
             m.length[at] = 0
             m.prev[at] = page - 1 if f > 0 else old[i]
             m.next[at] = page + 1 if f < fresh - 1 else -1
+            m.base[at] = page_base(c, s.number[slot], s.pages[slot] + f)
+        s.pages[slot] += fresh
         if fresh > 0:
             s.page[slot] = base[i] + fresh - 1
     for i in range(num):
@@ -242,16 +313,16 @@ def commit(
                 continue
             m.tokens[page % n, offset] = rows[i, t]
             m.length[page % n] = max(m.length[page % n], offset + 1)
-            seq = page * c.page + offset
-            first = max(0, prompts[i] - c.tail)
-            for key in range(c.masks.shape[0]):
-                h = hash_key(s.namespace[slot], c.masks[key], rows[i], t, first)
-                if h >= 0:
-                    way = (((seq * 0x9E3779B1) & 0xFFFFFFFF) >> 16) % c.ways
-                    at = h % c.buckets
-                    m.table[key, at, way] = max(m.table[key, at, way], seq)
         if stop[i] > start[i]:
             s.committed[slot] = stop[i]
+    for i in range(num):
+        for into in range(stop[i] - start[i]):
+            if into < room[i]:
+                seq = old[i] * c.page + c.page - room[i] + into
+            else:
+                seq = base[i] * c.page + into - room[i]
+            if is_live(m, seq // c.page):
+                enter(c, m, seq)
 
 
 @njit
@@ -340,21 +411,23 @@ def find_memory(
     total: int,
     num: int,
 ) -> int:
-    """Add the places of other requests that the hash entries name; return how many."""
+    """Add the places of other requests that the row's keys name; return how many."""
     n = c.num_pages
     own = num
     for key in range(c.masks.shape[0]):
-        h = hash_key(s.namespace[slot], c.masks[key], row, total - 1, 0)
-        if h < 0:
+        if total < 32 and c.masks[key] >> total != 0:
             continue
+        t0, t1, t2, t3 = -1, -1, -1, -1
+        for back in range(min(total, 32)):
+            if (c.masks[key] >> back) & 1:
+                t0, t1, t2, t3 = row[total - 1 - back], t0, t1, t2
         for way in range(c.ways):
-            seq = m.table[key, h % c.buckets, way]
+            name = (s.namespace[slot], key, way, t0, t1, t2, t3)
+            seq = m.entries.get(name, -1)
             page = seq // c.page
             offset = seq % c.page
             at = page % n
-            if seq < 0 or not is_live(m, page) or offset >= m.length[at]:
-                continue
-            if m.namespace[at] != s.namespace[slot] or m.uid[at] == s.uid[slot]:
+            if seq < 0 or not is_known(c, m, seq, key) or m.uid[at] == s.uid[slot]:
                 continue
             if m.counters[layout.NEWEST_UID] - m.uid[at] >= c.max_cached:
                 continue
@@ -434,7 +507,8 @@ def draft(
     drafted = 0
     valid = -1
     all_right = 65536
-    threshold = m.counters[layout.THRESHOLD] >> 8
+    threshold = lr.threshold[s.learner[slot]] >> 8
+    learned = s.learner[slot]
     for j in range(limit):
         totals = np.zeros((2, layout.NUM_CLASSES), np.int64)
         for i in range(num):
@@ -517,7 +591,7 @@ def draft(
                 at = at * 2 + (1 if best_age[x, b] == newest[x, b] else 0)
                 s.bins[slot, j, q] = at
                 s.predicted[slot, j, q] = best_token[x, b]
-                guess = (lr.accepted[at] << 16) // lr.observed[at]
+                guess = (lr.accepted[learned, at] << 16) // lr.observed[learned, at]
                 if guess >= chance:
                     chance = guess
                     token = best_token[x, b]
@@ -547,6 +621,7 @@ class LearnedModel:
 
     settings: SuffixSettings
     max_num_reqs: int
+    num_learners: int = 1
 
     def __post_init__(self) -> None:
         st = self.settings
@@ -558,7 +633,6 @@ class LearnedModel:
             st.page_size,
             n,
             st.max_page_seq,
-            st.num_buckets,
             st.ways,
             st.prompt_tail,
             st.max_new_tokens,
@@ -578,12 +652,11 @@ class LearnedModel:
 
         self.memory = Memory(
             full(0, n, st.page_size),
-            *(full(-1, n) for _ in range(6)),
-            full(-1, len(st.key_masks), st.num_buckets, st.ways),
+            *(full(-1, n) for _ in range(7)),
+            new_dict(),
             full(0, layout.NUM_COUNTERS),
         )
         self.memory.counters[layout.NEWEST_UID] = -1
-        self.memory.counters[layout.THRESHOLD] = st.first_threshold
         reqs = self.max_num_reqs
         self.slots = Slots(
             *(full(value, reqs) for value in layout.NEW_SLOT),
@@ -591,18 +664,25 @@ class LearnedModel:
             full(0, reqs, k, layout.NUM_PREDICTIONS),
             full(-1, reqs, k, layout.NUM_PREDICTIONS),
         )
-        accepted, observed = layout.prior()
-        self.learned = Learned(
-            accepted.numpy().astype(np.int64), observed.numpy().astype(np.int64)
+        prior = np.tile(
+            layout.prior().numpy().astype(np.int64), (self.num_learners, 1, 1)
         )
+        self.learned = Learned(
+            prior[..., 0].copy(),
+            prior[..., 1].copy(),
+            full(st.first_threshold, self.num_learners),
+        )
+        self.started: dict[int, int] = {}
         places = 2**13 + st.max_model_len
         self.work = Work(
             *(full(0, places) for _ in range(4)), full(0, places, k), full(0, places)
         )
 
     def start(self, slot: int, uid: int, namespace: int = 0, flags: int = 3) -> None:
-        """Put a new request into a slot."""
-        fields = (uid, namespace, flags, *layout.NEW_SLOT[3:])
+        """Put a new request into a slot; its namespace is its row of `Learned` too."""
+        number = self.started.get(namespace, 0)
+        self.started[namespace] = number + 1
+        fields = layout.new_slot(uid, namespace, flags, number, namespace)
         for column, value in zip(self.slots, fields, strict=False):
             column[slot] = value
 
@@ -615,12 +695,11 @@ class LearnedModel:
     ) -> None:
         """Learn from what was emitted and append it to the memory."""
         st = self.settings
-        sums = np.zeros(3, np.int64)
+        sums = np.zeros((self.num_learners, 3), np.int64)
         for i, slot in enumerate(slots):
             observe(self.slots, self.learned, slot, rows[i], totals[i], sums)
         adjust(
             self.learned,
-            self.memory.counters,
             sums,
             st.max_observations,
             st.waste_budget,
