@@ -252,6 +252,11 @@ def table(point: Point, columns: list[Column]) -> list[str]:
     row("mean budget if any", [one["host"]["mean_budget"] for one in columns], 1)
     row("steps watched", [float(one["host"]["steps"]) for one in columns], 0)
     lines += [_graphs(one) for one in columns]
+    lines += [
+        f"no kernels of {one['label']}: {one['kernels']['error']}"
+        for one in columns
+        if "error" in one["kernels"]
+    ]
     return lines
 
 

@@ -146,13 +146,16 @@ class GridEngine:
             raise RuntimeError("this engine keeps no replies that could be forgotten")
 
     def counters(self) -> dict[str, int]:
-        """Return this plugin's counters; none where it does not draft."""
+        """Return this plugin's counters and kinds of steps; none without drafts."""
         if not self.arm.kind.plugin:
             return {}
         from mrv2_spec.integration import read_counters
 
         totals = read_counters(self.engine)
-        return {} if totals is None else asdict(totals)
+        if totals is None:
+            return {}
+        steps: dict[str, int] = self.engine.collective_rpc("grid_steps")[0]
+        return {**asdict(totals), **steps}
 
     def stop(self) -> None:
         """End the engine's process."""

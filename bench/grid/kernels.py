@@ -24,10 +24,6 @@ GROUPS = (
             "num_sampled_and_rejected",
         ),
     ),
-    ("sampling", ("sample", "gumbel", "argmax", "softmax", "temperature", "top_k",
-                  "topk", "min_p", "penalt", "num_nans", "reduce_kernel")),
-    ("matmul", ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "xmma")),
-    ("fused layers", ("triton_", "rms_norm", "silu", "rotary", "act_and_mul")),
     (
         "batch layout",
         (
@@ -35,6 +31,10 @@ GROUPS = (
             "slot_mapping", "apply_write", "query_start_loc",
         ),
     ),
+    ("sampling", ("sample", "gumbel", "argmax", "softmax", "temperature", "top_k",
+                  "topk", "min_p", "penalt", "num_nans", "reduce_kernel")),
+    ("matmul", ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "xmma")),
+    ("fused layers", ("triton_", "rms_norm", "silu", "rotary", "act_and_mul")),
     ("copies and fills", ("memcpy", "memset", "copy", "fill")),
     ("indexing", ("index", "gather", "scatter", "arange", "elementwise", "cat")),
 )  # fmt: skip

@@ -145,8 +145,20 @@ def _counter_figures(counters: Sequence[dict[str, int]], rounds: int) -> dict[st
     """Drafts: ours by our counters, else by vLLM's, which count fillers as drafts."""
     total = {name: sum(c.get(name, 0) for c in counters) for name in counters[0]}
     figures: dict[str, Any] = dict.fromkeys(
-        ("coverage", "drafted", "accepted", "fillers", "proposed")
-    )
+        (
+            "coverage", "drafted", "accepted", "fillers", "proposed",
+            "asleep", "awake_without", "mean_budget",
+        )
+    )  # fmt: skip
+    with_drafts = total.get("steps_with", 0)
+    without, asleep = total.get("steps_without", 0), total.get("steps_asleep", 0)
+    steps = with_drafts + without + asleep
+    if steps:
+        # Shares of the steps, and the draft places of those that verified any.
+        figures["asleep"] = asleep / steps
+        figures["awake_without"] = without / steps
+    if with_drafts:
+        figures["mean_budget"] = total["budget"] / with_drafts
     if "verified" in total:
         figures["drafted"] = total["verified"]
         figures["coverage"] = (

@@ -131,7 +131,9 @@ def profile(
         "tokens_per_step": tokens / sum(one.decode_rounds for one in rounds),
         "wall": _wall(engine.records, concurrency),
         "host": _host(engine, plan, concurrency),
-        "kernels": _kernels(engine, plan, concurrency, order["kernel_steps"]),
+        "kernels": _kernels_or_why_not(
+            engine, plan, concurrency, order["kernel_steps"]
+        ),
     }
     if order.get("cprofile"):
         place = Path(order["cprofile"]) / f"{order['name']}.txt"
@@ -196,6 +198,21 @@ def _step_kinds(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for (mode, tokens, width), n in graphs.most_common()
         ],
     }
+
+
+def _kernels_or_why_not(engine: ProfiledEngine, *args: Any) -> dict[str, Any]:
+    """Return the kernels, or why there are none: the rest stands without them."""
+    try:
+        return _kernels(engine, *args)
+    except Mismatch:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        while engine.engine.has_unfinished_requests():
+            engine.engine.step()
+        engine.drain()
+        why_not = first_line(error)
+        return {"error": why_not, "busy_ms": None, "groups_ms": {}, "kernels": []}
 
 
 def _kernels(

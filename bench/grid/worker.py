@@ -18,6 +18,7 @@ class GridWorker:
 
     device: Any
     model_runner: Any
+    _grid_steps: dict[str, int] | None = None
 
     def grid_load(self, outputs: list[list[int]], prompt_lens: list[int]) -> None:
         """Take the texts of the next run."""
@@ -34,6 +35,35 @@ class GridWorker:
             max_cached_requests=cache.max_cached_requests,
         )
         return True
+
+    def grid_steps(self) -> dict[str, int]:
+        """Return what kinds of steps this project's trimmer has seen; none without it.
+
+        Returns:
+            Steps that verified some drafts, steps that verified none of those that were
+            scheduled, steps asleep, and the draft places verified.
+        """
+        manager = getattr(self.model_runner, "adaptive_verification", None)
+        if not hasattr(manager, "policy"):
+            return {}
+        choose, policy = manager.choose, manager.policy
+        if self._grid_steps is None:
+            steps = dict.fromkeys(
+                ("steps_with", "steps_without", "steps_asleep", "budget"), 0
+            )
+            self._grid_steps = steps
+
+            def counting_choose(num_tokens_per_req: Any, draft_tokens: Any) -> Any:
+                budget = choose(num_tokens_per_req, draft_tokens)
+                if draft_tokens:
+                    steps["steps_with" if budget else "steps_without"] += 1
+                    steps["budget"] += budget
+                elif policy.asleep:
+                    steps["steps_asleep"] += 1
+                return budget
+
+            manager.choose = counting_choose
+        return dict(self._grid_steps)
 
     def grid_describe(self) -> dict[str, Any]:
         """Return what is in force, for the log."""

@@ -107,6 +107,19 @@ def test_stage_tpot_counts_full_steps_after_the_first_200() -> None:
     assert measure.stage_tpot_ms([measure.Round(0.0, slow)], 2) is None
 
 
+def test_kinds_of_steps_are_shares_of_those_that_the_trimmer_saw() -> None:
+    measure = grid("measure")
+    runs = [run_of(measure, 9.0, cold=True), run_of(measure, 9.0, cold=False)]
+    assert measure.point_figures(runs)["asleep"] is None
+    for run in runs:
+        run.counters.update(
+            steps_with=2, steps_without=1, steps_asleep=5, budget=14
+        )  # fmt: skip
+    figures = measure.point_figures(runs)
+    assert (figures["asleep"], figures["awake_without"]) == (5 / 8, 1 / 8)
+    assert figures["mean_budget"] == 7.0
+
+
 # --- texts -----------------------------------------------------------------------
 
 
@@ -204,6 +217,9 @@ def test_arms_are_parsed_or_refused_by_name() -> None:
     untouched = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_PLUGINS": ""}
     assert parsed[2].environment() == untouched
     assert "VLLM_PLUGINS" not in parsed[0].environment()
+    explained = parsed[0].engine_args(trim_explain=True)["additional_config"]
+    assert explained == {"mrv2_spec": {"trim": True, "trim_explain": True}}
+    assert "additional_config" not in parsed[1].engine_args(trim_explain=True)
     for wrong in ("ngram", "v2-none:5", "ngram:0", "nonsense:5", "", "ngram:5,ngram:5"):
         with pytest.raises(ValueError, match="arm"):
             arms.parse_arms(wrong)
@@ -408,6 +424,9 @@ def test_a_tiny_run_on_the_cpu(texts: Path, tmp_path: Path) -> None:
             assert line["trimmed"]
             assert line["tokens_per_step"] > 1.2
             assert 0 < line["accepted"] <= line["drafted"]
+            assert line["asleep"] + line["awake_without"] < 1.0
+            assert 0 < line["mean_budget"] <= 3 * c
         else:
             assert line["tokens_per_step"] == 1.0
             assert line["drafted"] is None
+            assert line["asleep"] is None
