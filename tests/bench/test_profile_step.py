@@ -21,6 +21,7 @@ BENCH = ROOT / "bench"
 @pytest.fixture(autouse=True)
 def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
 def module(name: str) -> Any:
