@@ -5,7 +5,9 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,8 +76,11 @@ def gpu_time_us(
 
     The launches, one for each set of inputs so that no input is warm from the launch
     before, are captured into one CUDA graph; its replays are timed by events. So the
-    host's launch time is left out, the gap between kernels in a graph is not.
+    host's launch time is left out, the gap between kernels in a graph is not. Without
+    a GPU, in a benchmark's tiny run, it is the host's time.
     """
+    if not torch.cuda.is_available():
+        return _host_time_us(launches, min(repeats, 2))
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -98,12 +103,77 @@ def gpu_time_us(
     return cuts[1], cuts[4], cuts[7]
 
 
+def _host_time_us(
+    launches: Sequence[Callable[[], None]], repeats: int
+) -> tuple[float, float, float]:
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        for launch in launches:
+            launch()
+        times.append((time.perf_counter() - begun) * 1e6 / len(launches))
+    cuts = statistics.quantiles(times, n=10)
+    return cuts[1], cuts[4], cuts[7]
+
+
+def device() -> torch.device:
+    """Return where a benchmark's kernels run; without a GPU, in a tiny run, the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def num_input_sets(num_bytes: int, most: int = 64) -> int:
+    """Return how many sets of inputs to rotate over.
+
+    Enough that they fill the second-level cache twice, 64 at most: small inputs stay in
+    the cache, as they do between the steps of an engine that reads little else.
+
+    Args:
+        num_bytes: read by a launch.
+        most: sets at most.
+    """
+    if not torch.cuda.is_available():
+        return 2
+    cache: int = torch.cuda.get_device_properties().L2_cache_size
+    return min(most, max(8, -(-2 * cache // max(1, num_bytes))))
+
+
 def copy_bandwidth_gb_s() -> float:
     """Return the device-to-device copy bandwidth, bytes read plus bytes written."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    num = 2**30 if torch.cuda.is_available() else 2**20
+    source = torch.empty(num, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)
-    p50 = gpu_time_us([lambda: target.copy_(source)], repeats=20)[1]
-    return 2 * source.numel() / p50 / 1000
+
+    def copy() -> None:
+        target.copy_(source)
+
+    return 2 * num / gpu_time_us([copy], repeats=20)[1] / 1000
+
+
+class Floor:
+    """How fast the memory is, measured once in the run that it is the floor of."""
+
+    def __init__(self) -> None:
+        self.bandwidth_gb_s = copy_bandwidth_gb_s()
+
+    def us(self, num_bytes: int) -> float:
+        """Return the time that moving these bytes takes at that bandwidth."""
+        return num_bytes / (self.bandwidth_gb_s * 1000)
+
+    def copy_us(self, num_bytes: int, sets: int) -> float:
+        """Return the time of a copy that moves as many bytes, inputs rotating too.
+
+        Where there are few bytes it is the launch that takes the time.
+        """
+        half = max(4, num_bytes // 2)
+        pairs = [
+            [torch.empty(half, dtype=torch.uint8, device=device()) for _ in range(2)]
+            for _ in range(sets)
+        ]
+
+        def copy(source: torch.Tensor, target: torch.Tensor) -> None:
+            target.copy_(source)
+
+        return gpu_time_us([partial(copy, *pair) for pair in pairs])[1]
 
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:

@@ -73,17 +73,23 @@ def trim() -> str:
 
 def replay_ngram() -> str:
     """Tokens a step by tie rule."""
-    record = load("replay_ngram")
-    files = [found["file"] for found in record["results"][0]["files"]]
-    rows = [
-        (
-            f"{result['tie']}, k={result['k']}",
-            *(f"{found['tokens_per_step']:.3f}" for found in result["files"]),
-            result["files"][-1]["drafted"],
+    record = load("replay")
+    found = {
+        (r["drafter"], r["k"], r["file"]): r
+        for r in record["results"]
+        if r["drafter"].startswith("ngram-") and r["category"] == "ALL" and r["loops"]
+    }
+    files = list(dict.fromkeys(file for _, _, file in found))
+    rows = []
+    for k, name in sorted({(k, drafter) for drafter, k, _ in found}):
+        every = [found[name, k, file] for file in files]
+        steps, tokens, drafted = (
+            sum(r[key] for r in every) for key in ("steps", "tokens", "drafted")
         )
-        for result in sorted(record["results"], key=lambda r: (r["k"], r["tie"]))
-    ]
-    return table(("tie rule", *files, "drafted"), rows)
+        per_step = (*(r["tokens_per_step"] for r in every), tokens / steps)
+        tie = name.removeprefix("ngram-")
+        rows.append((f"{tie}, k={k}", *(f"{x:.3f}" for x in per_step), drafted))
+    return table(("tie rule", *files, "all", "drafted"), rows)
 
 
 def identity() -> str:

@@ -9,9 +9,13 @@ Records = dict[str, dict[str, Any]]
 
 def replay(records: Records) -> str:
     """Tokens a step of every drafter on every file, without an engine."""
-    record = records.get("replay")
-    if record is None:
-        return "`bench/replay.py` was not run yet."
+    parts = [
+        _replayed(records[name]) for name in ("replay", "replay_gpu") if name in records
+    ]
+    return "\n\n".join(parts) or "`bench/replay.py` was not run yet."
+
+
+def _replayed(record: dict[str, Any]) -> str:
     results = [r for r in record["results"] if r["category"] == "ALL" and r["loops"]]
     files = list(dict.fromkeys(r["file"] for r in results))
     parts = []
@@ -31,11 +35,17 @@ def replay(records: Records) -> str:
         parts.append(table((f"k={k}", *files), rows))
     left = "; ".join(f"{name}: {why}" for name, why in record["left_out"].items())
     parts.append(
-        "Tokens a step (coverage: steps with a draft; accepted of drafted)."
-        + (f" Left out: {left}." if left else "")
+        "Tokens a step (coverage: steps with a draft; accepted of drafted), "
+        f"{_requests(record)}." + (f" Left out: {left}." if left else "")
     )
     parts.append(_source(record))
     return "\n\n".join(parts)
+
+
+def _requests(record: dict[str, Any]) -> str:
+    in_flight, limit = record["in_flight"], record["limit"]
+    some = f"the first {limit} requests of each file" if limit else "all requests"
+    return f"{some}, {in_flight} at a time"
 
 
 def _worth(found: dict[str, Any]) -> str:
@@ -69,7 +79,7 @@ def propose_time(records: Records) -> str:
     ngram = records.get("propose_ngram")
     if ngram:
         rows += [
-            _timed(f"n-gram, {_text(c)}", c, c["ours_us"], c.get("ours_floor_us"))
+            _timed(f"n-gram, {_text(c)}", c, c["ours_us"], c["read_floor_us"])
             for c in ngram["cases"]
         ]
         rows += [

@@ -221,7 +221,7 @@ def _replay(records: dict[str, Any]) -> Figure | None:
     figure, axes = plt.subplots(
         1, len(files), figsize=(3.4 * len(files), 4.6), layout="constrained"
     )
-    colours = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    colours = plt.get_cmap("tab10").colors
     for axis, file in zip(list(axes) if len(files) > 1 else [axes], files, strict=True):
         for at, drafter in enumerate(drafters):
             found = [
@@ -231,11 +231,18 @@ def _replay(records: dict[str, Any]) -> Figure | None:
             ]
             if found:
                 axis.bar(at, found[0], color=colours[at % 10], label=drafter)
-                axis.text(at, found[0], f"{found[0]:.2f}", ha="center", va="bottom")
+                axis.annotate(
+                    f"{found[0]:.2f}",
+                    (at, found[0]),
+                    ha="center",
+                    va="bottom",
+                    fontsize=10,
+                )
         axis.set_title(file, fontsize=12)
         axis.set_xticks([])
-        axis.set_ylim(bottom=1)
-        axis.margins(y=0.12)
+        # One token a step is what no drafts give.
+        top = max(bar.get_height() for bar in axis.patches)
+        axis.set_ylim(1, 1 + 1.12 * (top - 1))
         axis.grid(axis="x", visible=False)
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
