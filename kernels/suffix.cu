@@ -353,7 +353,10 @@ __device__ void enter(const Memory& m, int seq, int key, int oldest) {
   // The head is the chain's lock too.
   for (bool done = false; !done;) {
     int first = atomicExch(head, LOCKED);
-    if (first == LOCKED) continue;
+    if (first == LOCKED) {
+      __nanosleep(32);
+      continue;
+    }
     __threadfence();
     first = insert(m, first, seq, key, want, name, oldest);
     __threadfence();

@@ -1,16 +1,17 @@
-"""CUDA launchers of suffix decoding: compiled once at warm-up, then three a step.
+"""CUDA launchers of suffix decoding: compiled once at warm-up, then four a step.
 
 `CudaSuffix` takes the place of `update_suffix` and `draft_suffix` on a GPU. Needs CuPy,
-which compiles and launches; the sources also compile without a GPU (`sources`).
+which compiles; the sources also compile without a GPU (`source`).
 """
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
 from mrv2_spec.kernels.suffix_counts import CountRules
@@ -70,40 +71,94 @@ def count_options(rules: CountRules) -> tuple[str, ...]:
 class Launcher(Protocol):
     """Launches compiled kernels by name."""
 
-    def launch(
-        self, name: str, grid: int, block: int, *args: torch.Tensor | np.int64 | int
-    ) -> None:
-        """Launch a kernel over `grid` blocks of `block` threads."""
+    def launch(self, name: str, grid: int, block: int, args: tuple[int, ...]) -> None:
+        """Launch a kernel over `grid` blocks of `block` threads.
+
+        Args:
+            name: which kernel.
+            grid: blocks.
+            block: threads of a block.
+            args: addresses and numbers, none below 0, as the kernel declares them.
+        """
 
 
 class CudaModule:
-    """A compiled source whose kernels launch on torch's current stream."""
+    """A compiled source whose kernels launch on torch's current stream.
+
+    CuPy compiles and loads; launches go to the driver, because four of them a step
+    through CuPy cost the host as much as a small model's whole forward pass.
+    """
 
     def __init__(
         self, text: str, options: tuple[str, ...], kernels: tuple[str, ...]
     ) -> None:
         import cupy
 
-        self._cupy: Any = cupy
-        module = cupy.RawModule(code=text, options=options, backend="nvrtc")
-        self._kernels = {name: module.get_function(name) for name in kernels}
-
-    def launch(
-        self, name: str, grid: int, block: int, *args: torch.Tensor | np.int64 | int
-    ) -> None:
-        """Launch a kernel; a tensor goes as its address, a number as a C int.
-
-        `np.int64` keeps its width.
-        """
-        stream = torch.cuda.current_stream().cuda_stream
-        packed = tuple(
-            np.uint64(a.data_ptr())
-            if isinstance(a, torch.Tensor)
-            else (a if isinstance(a, np.int64) else np.int32(a))
-            for a in args
+        # Kept: what the kernels belong to is unloaded with it.
+        self._module: Any = cupy.RawModule(code=text, options=options, backend="nvrtc")
+        self._device = torch.cuda.current_device()
+        driver = ctypes.CDLL("libcuda.so.1")
+        self._launch: Any = driver.cuLaunchKernel
+        self._launch.argtypes = (
+            [ctypes.c_void_p]
+            + [ctypes.c_uint] * 7
+            + [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
         )
-        with self._cupy.cuda.ExternalStream(stream):
-            self._kernels[name]((grid,), (block,), packed)
+        self._kernels = {
+            name: _Kernel(self._module.get_function(name).kernel.ptr)
+            for name in kernels
+        }
+
+    def launch(self, name: str, grid: int, block: int, args: tuple[int, ...]) -> None:
+        """Launch a kernel."""
+        kernel = self._kernels[name]
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        pointers = kernel.put(args)
+        error = self._launch(
+            kernel.handle, grid, 1, 1, block, 1, 1, 0, stream, pointers, None
+        )
+        if error:
+            raise RuntimeError(f"cuLaunchKernel of {name}: CUDA driver error {error}")
+
+
+class _Kernel:
+    """A kernel's handle and the places that its arguments are passed in.
+
+    A place has 8 bytes; the driver copies as many of them as the kernel declares, the
+    low ones first, while it launches.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._values: Any = None
+        self._pointers: Any = None
+        self._address = 0
+
+    def put(self, args: tuple[int, ...]) -> int:
+        """Write the arguments; return the address of their addresses."""
+        if self._values is None:
+            num = len(args)
+            self._values = (ctypes.c_uint64 * num)()
+            base = ctypes.addressof(self._values)
+            self._pointers = (ctypes.c_void_p * num)(
+                *(base + 8 * i for i in range(num))
+            )
+            self._address = ctypes.addressof(self._pointers)
+        self._values[:] = args
+        return self._address
+
+
+class _Addresses:
+    """The addresses of a state's tensors, by their names."""
+
+    def __init__(self, state: SuffixState) -> None:
+        self.__dict__.update(
+            {f.name: getattr(state, f.name).data_ptr() for f in fields(state)}
+        )
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int: ...
 
 
 class CudaSuffix:
@@ -132,6 +187,9 @@ class CudaSuffix:
         # [max_num_reqs, 8] start, number, old page, its room, new pages, the first,
         # draft positions seen
         self._growth = torch.zeros(max_num_reqs, 8, dtype=torch.int32, device=device)
+        self._growth_at = self._growth.data_ptr()
+        self._state: SuffixState | None = None
+        self._state_at: _Addresses | None = None
 
     def update(
         self,
@@ -146,59 +204,72 @@ class CudaSuffix:
         num_reqs = idx_mapping.shape[0]
         if num_reqs == 0:
             return
-        assert token_ids.stride(1) == 1
-        stride = np.int64(token_ids.stride(0))
-        self._module.launch(
+        stride, row_stride = token_ids.stride()[::-1]
+        assert stride == 1
+        launch, at, growth = (
+            self._module.launch,
+            self._addresses(state),
+            self._growth_at,
+        )
+        rows, mapping = token_ids.data_ptr(), idx_mapping.data_ptr()
+        total, sampled = total_len.data_ptr(), num_sampled.data_ptr()
+        launch(
             "suffix_learn",
             (num_reqs + 3) // 4,
             128,
-            token_ids,
-            stride,
-            idx_mapping,
-            total_len,
-            num_sampled,
-            num_reqs,
-            state.slots,
-            state.pending_tokens,
-            state.pending_predicted,
-            state.pending_bins,
-            state.learned,
-            state.steering,
-            self._growth,
+            (
+                rows,
+                row_stride,
+                mapping,
+                total,
+                sampled,
+                num_reqs,
+                at.slots,
+                at.pending_tokens,
+                at.pending_predicted,
+                at.pending_bins,
+                at.learned,
+                at.steering,
+                growth,
+            ),
         )
-        self._module.launch(
+        launch(
             "suffix_plan",
             1,
             1024,
-            idx_mapping,
-            total_len,
-            prompt_len,
-            num_sampled,
-            num_reqs,
-            state.tokens,
-            state.pages,
-            state.table,
-            state.counters,
-            state.slots,
-            self._growth,
-            state.steering,
+            (
+                mapping,
+                total,
+                prompt_len.data_ptr(),
+                sampled,
+                num_reqs,
+                at.tokens,
+                at.pages,
+                at.table,
+                at.counters,
+                at.slots,
+                growth,
+                at.steering,
+            ),
         )
-        self._module.launch(
+        launch(
             "suffix_write",
             num_reqs,
             64,
-            token_ids,
-            stride,
-            idx_mapping,
-            self._growth,
-            state.tokens,
-            state.pages,
-            state.table,
-            state.counters,
-            state.slots,
-            state.links,
-            state.pending_bins,
-            state.learned,
+            (
+                rows,
+                row_stride,
+                mapping,
+                growth,
+                at.tokens,
+                at.pages,
+                at.table,
+                at.counters,
+                at.slots,
+                at.links,
+                at.pending_bins,
+                at.learned,
+            ),
         )
 
     def draft(
@@ -220,36 +291,47 @@ class CudaSuffix:
         num_reqs = idx_mapping.shape[0]
         if num_reqs == 0:
             return
-        assert token_ids.stride(1) == 1
+        stride, row_stride = token_ids.stride()[::-1]
+        assert stride == 1
         assert drafts.is_contiguous() and confidences.is_contiguous()
+        at = self._addresses(state)
         self._module.launch(
             "suffix_draft",
             num_reqs,
             256,
-            token_ids,
-            np.int64(token_ids.stride(0)),
-            idx_mapping,
-            total_len,
-            prompt_len,
-            num_sampled,
-            placeholder_ids,
-            placeholder_ids.shape[0],
-            num_steps,
-            state.tokens,
-            state.pages,
-            state.table,
-            state.counters,
-            state.slots,
-            state.pending_tokens,
-            state.pending_predicted,
-            state.pending_bins,
-            state.links,
-            state.learned,
-            state.steering,
-            drafts,
-            num_drafts,
-            confidences,
+            (
+                token_ids.data_ptr(),
+                row_stride,
+                idx_mapping.data_ptr(),
+                total_len.data_ptr(),
+                prompt_len.data_ptr(),
+                num_sampled.data_ptr(),
+                placeholder_ids.data_ptr(),
+                placeholder_ids.shape[0],
+                num_steps,
+                at.tokens,
+                at.pages,
+                at.table,
+                at.counters,
+                at.slots,
+                at.pending_tokens,
+                at.pending_predicted,
+                at.pending_bins,
+                at.links,
+                at.learned,
+                at.steering,
+                drafts.data_ptr(),
+                num_drafts.data_ptr(),
+                confidences.data_ptr(),
+            ),
         )
+
+    def _addresses(self, state: SuffixState) -> _Addresses:
+        # The tensors of a state stay where they are.
+        if state is not self._state:
+            self._state, self._state_at = state, _Addresses(state)
+        assert self._state_at is not None
+        return self._state_at
 
 
 class CudaCounts:
@@ -311,42 +393,44 @@ class CudaCounts:
             return
         assert token_ids.stride(1) == 1
         assert drafts.is_contiguous() and confidences.is_contiguous()
-        stride = np.int64(token_ids.stride(0))
+        stride = token_ids.stride(0)
+        own = [
+            x.data_ptr()
+            for x in (self._scores, self._tokens, self._chances, self._found)
+        ]
         self._module.launch(
             "suffix_count",
             2 * num_reqs,
             512,
-            token_ids,
-            stride,
-            idx_mapping,
-            total_len,
-            num_sampled,
-            self._limits,
-            num_steps,
-            state.tokens,
-            state.pages,
-            state.counters,
-            state.slots,
-            *self._places,
-            self._scores,
-            self._tokens,
-            self._chances,
-            self._found,
+            (
+                token_ids.data_ptr(),
+                stride,
+                idx_mapping.data_ptr(),
+                total_len.data_ptr(),
+                num_sampled.data_ptr(),
+                self._limits.data_ptr(),
+                num_steps,
+                state.tokens.data_ptr(),
+                state.pages.data_ptr(),
+                state.counters.data_ptr(),
+                state.slots.data_ptr(),
+                *(places.data_ptr() for places in self._places),
+                *own,
+            ),
         )
         self._module.launch(
             "suffix_choose",
             (num_reqs + 3) // 4,
             128,
-            token_ids,
-            stride,
-            idx_mapping,
-            total_len,
-            num_reqs,
-            self._scores,
-            self._tokens,
-            self._chances,
-            self._found,
-            drafts,
-            num_drafts,
-            confidences,
+            (
+                token_ids.data_ptr(),
+                stride,
+                idx_mapping.data_ptr(),
+                total_len.data_ptr(),
+                num_reqs,
+                *own,
+                drafts.data_ptr(),
+                num_drafts.data_ptr(),
+                confidences.data_ptr(),
+            ),
         )

@@ -247,6 +247,7 @@ inline int atomicExch(int* at, int value) {
   *at = value;
   return was;
 }
+inline void __nanosleep(unsigned) { host::yield(); }
 inline void __threadfence() { host::maybe_yield(); }
 inline int atomicCAS(int* at, int compare, int value) {
   host::maybe_yield();

@@ -7,9 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
-import torch
-
 HEADER = Path(__file__).with_name("cuda_host.h")
 
 
@@ -60,14 +57,8 @@ class HostModule:
         self._library = ctypes.CDLL(str(library))
         self._seed = seed
 
-    def launch(
-        self, name: str, grid: int, block: int, *args: torch.Tensor | np.int64 | int
-    ) -> None:
+    def launch(self, name: str, grid: int, block: int, args: tuple[int, ...]) -> None:
         """Run a kernel to its end."""
-        values = [
-            a.data_ptr() if isinstance(a, torch.Tensor) else int(a) & (2**64 - 1)
-            for a in args
-        ]
-        array = (ctypes.c_ulonglong * len(values))(*values)
+        array = (ctypes.c_ulonglong * len(args))(*args)
         self._seed += 1
         self._library.host_launch(name.encode(), grid, block, array, self._seed)

@@ -68,11 +68,13 @@ class Sides:
         self.other = make_state(self.settings, reqs, device)
         self.outputs = [Outputs.make(reqs, k, d) for d in (plain_device, device)]
         self.placeholders = torch.tensor(placeholders, dtype=torch.int32)
+        self.rows = 0  # that could draft so far
 
     def step(self, num_steps: int) -> int:
         """Run and compare one step; return the tokens drafted."""
         t, device = self.traffic, self.device
         idx_mapping, num_sampled = t.step()
+        self.rows += int((num_sampled > 0).sum())
         start_slots(self.plain, t)
         start_slots(self.other, t)
         batch = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
@@ -105,7 +107,8 @@ class Sides:
     def same_outputs(self) -> None:
         mine, theirs = (o.all() for o in self.outputs)
         for a, b in zip(mine, theirs, strict=True):
-            assert torch.equal(a.cpu(), b.cpu()), (a, b)
+            there = b.to(a.device)
+            assert torch.equal(a, there), (a, there)
         assert (mine[0][-1] == GUARD).all() and (mine[2][-1] == GUARD).all()
 
 
@@ -113,26 +116,32 @@ def same_state(
     settings: SuffixSettings, mine: SuffixState, theirs: SuffixState, pending: bool
 ) -> None:
     """Raise unless both states say the same."""
-    a, b = (
-        SuffixState(*(getattr(state, f.name).cpu() for f in fields(SuffixState)))
-        for state in (mine, theirs)
-    )
+    a, b = mine, theirs
+    if a.tokens.device != b.tokens.device:
+        a, b = (
+            SuffixState(*(getattr(state, f.name).cpu() for f in fields(SuffixState)))
+            for state in (mine, theirs)
+        )
+    device = a.tokens.device
     live = a.pages[:, layout.PAGE_SEQ] >= 0
     assert torch.equal(live, b.pages[:, layout.PAGE_SEQ] >= 0)
     used = slice(layout.PAGE_SEQ, layout.PAGE_NEXT + 1)
     assert torch.equal(a.pages[live, used], b.pages[live, used])
     length = a.pages[:, layout.PAGE_LEN, None]
-    written = live[:, None] & (torch.arange(a.tokens.shape[1]) < length)
+    offset = torch.arange(a.tokens.shape[1], device=device)
+    written = live[:, None] & (offset < length)
     assert torch.equal(a.tokens[written], b.tokens[written])
     for name in ("counters", "slots", "learned", "steering"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert torch.equal(entries(a, settings), entries(b, settings))
     if not pending:
+        # Drafting does not change them.
+        assert torch.equal(entries(a, settings), entries(b, settings))
         return
     num = torch.where(
         a.slots[:, layout.DRAFT_LEN] >= 0, a.slots[:, layout.DRAFT_NUM], 0
     )
-    made = torch.arange(a.pending_tokens.shape[1]) < num[:, None]
+    step = torch.arange(a.pending_tokens.shape[1], device=device)
+    made = step < num[:, None]
     assert torch.equal(a.pending_tokens[made], b.pending_tokens[made])
     bins = a.pending_bins[made]
     assert torch.equal(bins, b.pending_bins[made])

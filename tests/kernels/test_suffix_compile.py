@@ -27,8 +27,9 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no NVRTC library")
             num_speculative_tokens=1, corpus_tokens=1, max_cached_requests=1
         ),
         SuffixSettings(num_speculative_tokens=48, key_masks=(0b1,), ways=1),
+        SuffixSettings(key_masks=(), ways=1, num_buckets=1, prompt_tail=0),
     ],
-    ids=["default", "smallest", "widest"],
+    ids=["default", "smallest", "widest", "no keys"],
 )
 def test_sources_compile(settings: SuffixSettings):
     assert LIBRARY is not None
