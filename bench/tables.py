@@ -42,33 +42,43 @@ def _from(record: dict[str, Any]) -> str:
 def propose_ngram() -> str:
     """GPU time of drafting, beside vLLM's own kernels."""
     record = load("propose_ngram")
-    rows = [
-        (
-            f"{case['num_reqs']} x {case['row_len']}",
-            "many matches" if case["text"] == "dense" else "few matches",
-            f"{case['ours_us']['p50']:.1f}",
-            f"{case['in_tree_us']['p50']:.1f}",
-            f"{case['in_tree_us']['p50'] / case['ours_us']['p50']:.2f}",
-            f"{case['read_floor_us']:.1f}",
+    # Earlier records have no times of the default tie rule.
+    both = all("latest_us" in case for case in record["cases"])
+    rows = []
+    for case in record["cases"]:
+        ours, theirs = case["ours_us"]["p50"], case["in_tree_us"]["p50"]
+        latest = [f"{case['latest_us']['p50']:.1f}"] if both else []
+        rows.append(
+            (
+                f"{case['num_reqs']} x {case['row_len']}",
+                "many matches" if case["text"] == "dense" else "few matches",
+                *latest,
+                *(f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}"),
+                f"{case['read_floor_us']:.1f}",
+            )
         )
-        for case in record["cases"]
-    ]
     head = (
-        "requests x row", "text", "mrv2-spec us", "in-tree us", "ratio",
-        "reading the rows us",
+        "requests x row", "text", *(["mrv2-spec, latest match, us"] if both else []),
+        "mrv2-spec us", "in-tree us", "ratio", "reading the rows us",
     )  # fmt: skip
     return table(head, rows) + _from(record)
 
 
 def trim() -> str:
-    """GPU time of trimming and counting."""
-    record, names = load("trim"), ("trim", "fill", "count")
+    """GPU time of trimming, counting and valuing."""
+    record = load("trim")
+    heads = {
+        "trim": "trim us", "fill": "fill a budget us", "in-tree fill": "in-tree us",
+        "count": "count us", "value": "value us",
+    }  # fmt: skip
+    names = [name for name in heads if name in record["cases"][0]["p50_us"]]
     rows = [
         (c["num_reqs"], c["k"], *(f"{c['p50_us'][name]:.1f}" for name in names))
         for c in record["cases"]
     ]
-    head = ("requests", "k", "trim us", "fill a budget us", "count us")
-    return table(head, rows) + _from(record)
+    return table(("requests", "k", *(heads[name] for name in names)), rows) + _from(
+        record
+    )
 
 
 def replay_ngram() -> str:
@@ -252,30 +262,32 @@ def suffix() -> str:
 def suffix_rivals() -> str:
     """Time of a step beside two other drafters."""
     record = load("suffix_rivals")
+    names = list(dict.fromkeys(n for c in record["cases"] for n in c["arms"]))
+    rebuilds = [n for n in names if "rebuild_us" in record["cases"][0]["arms"][n]]
 
-    def time(arm: dict[str, Any]) -> str:
-        return (
-            f"{arm['propose_us']['p50'] if 'propose_us' in arm else arm['host_us']:.1f}"
+    def time(arm: dict[str, Any] | None) -> str:
+        if arm is None:
+            return ""
+        found = arm["propose_us"]["p50"] if "propose_us" in arm else arm["host_us"]
+        return f"{found:.1f}"
+
+    rows = []
+    for case in record["cases"]:
+        arms = case["arms"]
+        rebuild = [arms[n]["rebuild_us"] for n in rebuilds if n in arms]
+        rows.append(
+            (
+                f"{case['num_reqs']} x {case['row_len']}",
+                *(time(arms.get(name)) for name in names),
+                f"{max(rebuild):.0f}" if rebuild else "",
+                f"{arms['mrv2-spec']['drafted_per_row']:.2f}",
+            )
         )
-
-    def rebuild(arm: dict[str, Any]) -> str:
-        return f"{arm['rebuild_us']:.0f}" if "rebuild_us" in arm else ""
-
-    cases = [case["arms"] for case in record["cases"]]
-    rows = [
-        (name, *(f(arms[name]) for f in (time, rebuild) for arms in cases))
-        for name in cases[0]
-    ]
-    sizes = [
-        f"{c['num_reqs']} request" + "s" * (c["num_reqs"] > 1) for c in record["cases"]
-    ]
-    head = ("arm", *(f"{n} us" for n in sizes), *(f"rebuild us, {n}" for n in sizes))
-    drafted = ", ".join(
-        f"{arms['mrv2-spec']['drafted_per_row']:.2f} with {n}"
-        for n, arms in zip(sizes, cases, strict=True)
-    )
-    note = f"\nmrv2-spec drafts few tokens a row here: {drafted}.\n"
-    return table(head, rows) + note + _gpu(record)
+    head = (
+        "requests x row", *(f"{name} us" for name in names), "suffix-gpu's rebuild us",
+        "mrv2-spec drafted a row",
+    )  # fmt: skip
+    return table(head, rows) + _gpu(record)
 
 
 def _gpu(record: dict[str, Any]) -> str:

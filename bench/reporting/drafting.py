@@ -87,6 +87,11 @@ def propose_time(records: Records) -> str:
             for c in ngram["cases"]
             if c.get("in_tree_us")
         ]
+        rows += [
+            _timed(f"n-gram, latest, {_text(c)}", c, c["latest_us"], c["read_floor_us"])
+            for c in ngram["cases"]
+            if "latest_us" in c
+        ]
     suffix = records.get("suffix")
     if suffix:
         rows += [

@@ -221,7 +221,7 @@ def _replay(records: dict[str, Any]) -> Figure | None:
     figure, axes = plt.subplots(
         1, len(files), figsize=(3.4 * len(files), 4.6), layout="constrained"
     )
-    colours = plt.get_cmap("tab10").colors
+    colours = matplotlib.color_sequences["tab10"]
     for axis, file in zip(list(axes) if len(files) > 1 else [axes], files, strict=True):
         for at, drafter in enumerate(drafters):
             found = [
