@@ -417,3 +417,37 @@ def test_grammar_limits_go_by_request() -> None:
     output.structured_output_request_ids = []
     assert limits() is None
     assert counting.grammar_limits(batch, None) is None
+
+
+# ---- sampling
+
+
+@pytest.mark.parametrize("given", [{"min_p": 0.1}, {"logit_bias": {3: 5.0}}])
+@pytest.mark.parametrize(
+    ("method", "v2", "allowed"),
+    [("ngram", "1", True), ("suffix", "1", True), ("ngram", "0", False),
+     ("eagle", "1", False)],
+)  # fmt: skip
+def test_parameters_that_vllm_refuses_with_speculation(
+    given: dict[str, Any],
+    method: str,
+    v2: str,
+    allowed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+    params = SamplingParams(**given)
+    spec_config = SimpleNamespace(method=method)
+    integration.install()
+    try:
+        if allowed:
+            params._validate_spec_decode(spec_config)
+        else:
+            with pytest.raises(VLLMValidationError, match="not yet supported"):
+                params._validate_spec_decode(spec_config)
+    finally:
+        integration.uninstall()
+    assert getattr(params, next(iter(given))) == next(iter(given.values()))

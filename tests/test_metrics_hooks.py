@@ -302,6 +302,25 @@ def test_vllms_own_line_without_us() -> None:
     assert theirs.startswith("SpecDecoding metrics: ")
 
 
+def test_the_end_says_it_all_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics._logs.clear()
+    log = SpecDecodingLogging()
+    for _ in range(3):
+        log.observe(stats_with(one_round()))
+        logged(log)
+    ended = []
+    shutdown = metrics._wrap_shutdown(lambda self, timeout: ended.append(timeout))
+    lines: list[str] = []
+    monkeypatch.setattr(
+        metrics.logger, "info", lambda text, *args: lines.append(text % args)
+    )
+    shutdown(None, timeout=3)
+    shutdown(None)
+    (line,) = lines
+    assert line.startswith("mrv2-spec, all in all: 3 decode rounds")
+    assert ended == [3, None]
+
+
 def prometheus(method: str) -> SpecDecodingProm:
     from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 

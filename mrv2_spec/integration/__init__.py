@@ -20,9 +20,11 @@ _WORKER = "vllm.v1.worker.worker_base"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker"
 _ASYNC_UTILS = "vllm.v1.worker.gpu.async_utils"
 _STRUCTURED_OUTPUTS = "vllm.v1.worker.gpu.structured_outputs"
+_ASYNC_LLM = "vllm.v1.engine.async_llm"
 _ENGINE_CORE = "vllm.v1.engine.core"
 _SPEC_DECODE_METRICS = "vllm.v1.spec_decode.metrics"
 _METRICS_STATS = "vllm.v1.metrics.stats"
+_SAMPLING_PARAMS = "vllm.sampling_params"
 _ENGINE_ARGS = "vllm.engine.arg_utils"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
@@ -64,6 +66,7 @@ def install() -> None:
         metrics,
         requests,
         rows,
+        sampling,
         sleeping,
         speculator,
         user_input,
@@ -89,10 +92,12 @@ def install() -> None:
             vllm_config_module, (*methods.PATCHES, *async_scheduling.PATCHES)
         )
         patching.apply_on_import(_ENGINE_ARGS, user_input.PATCHES)
+        patching.apply_on_import(_SAMPLING_PARAMS, sampling.PATCHES)
         patching.apply_on_import(_SCHEDULER_OUTPUT, requests.REQUEST_PATCHES)
         patching.apply_on_import(_WORKER, worker.PATCHES)
         patching.apply_on_import(_GPU_WORKER, warmup.PATCHES)
         patching.apply_on_import(_SCHEDULER, metrics.SCHEDULER_PATCHES)
+        patching.apply_on_import(_ASYNC_LLM, metrics.FRONT_END_PATCHES)
         patching.apply_on_import(_ENGINE_CORE, metrics.ENGINE_PATCHES)
         patching.apply_on_import(_ASYNC_UTILS, counting.OUTPUT_PATCHES)
         patching.apply_on_import(_STRUCTURED_OUTPUTS, cpu_grammar.PATCHES)

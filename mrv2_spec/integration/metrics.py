@@ -8,6 +8,7 @@ told which scheduled places held a verified draft; the rest are invalid ones to 
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from mrv2_spec.counters import DraftCounts
 from mrv2_spec.integration.counting import STEP_COUNTS
@@ -27,7 +28,11 @@ _LEDGER = "_mrv2_spec_ledger"
 _CUTS = "_mrv2_spec_cuts"
 # On vLLM's logging and Prometheus classes.
 _SINCE_LAST_LINE = "_mrv2_spec_counts"
+_SINCE_START = "_mrv2_spec_all_counts"
 _PROMETHEUS = "_mrv2_spec_counters"
+
+# vLLM's logging objects that got counts, one an engine.
+_logs: WeakSet[Any] = WeakSet()
 
 
 def ledger_of(scheduler: Any) -> Ledger | None:
@@ -147,16 +152,6 @@ def _wrap_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_draft_token_ids
 
 
-def _wrap_shutdown(original: Callable[..., Any]) -> Callable[..., Any]:
-    def shutdown(self: Any) -> None:
-        ledger = ledger_of(self)
-        if ledger is not None and self.log_stats:
-            logger.info("mrv2-spec, all in all: %s", log_line(ledger.total))
-        original(self)
-
-    return shutdown
-
-
 def _drain(engine_core: Any) -> None:
     """Take in what is left when no request is: the engine stops a step too early.
 
@@ -236,10 +231,10 @@ def _wrap_log_observe(original: Callable[..., Any]) -> Callable[..., Any]:
         values = getattr(spec_decoding_stats, FIELD, None)
         if values is not None:
             counts = DraftCounts.from_list(values)
-            before = getattr(self, _SINCE_LAST_LINE, None)
-            setattr(
-                self, _SINCE_LAST_LINE, counts if before is None else before + counts
-            )
+            for name in (_SINCE_LAST_LINE, _SINCE_START):
+                before = getattr(self, name, None)
+                setattr(self, name, counts if before is None else before + counts)
+            _logs.add(self)
             # Made to carry ours: vLLM would divide by its number of drafts.
             if spec_decoding_stats.num_drafts == 0:
                 return
@@ -258,6 +253,19 @@ def _wrap_log(original: Callable[..., Any]) -> Callable[..., Any]:
             log_fn("mrv2-spec: %s", log_line(counts))
 
     return log
+
+
+def _wrap_shutdown(original: Callable[..., Any]) -> Callable[..., Any]:
+    # In the front end: it may end the engine's process without asking.
+    def shutdown(self: Any, timeout: float | None = None) -> None:
+        for log in list(_logs):
+            counts = getattr(log, _SINCE_START)
+            logger.info("mrv2-spec, all in all: %s", log_line(counts))
+        # It is called again when the object goes.
+        _logs.clear()
+        original(self, timeout)
+
+    return shutdown
 
 
 def _wrap_prometheus_init(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -314,7 +322,10 @@ SCHEDULER_PATCHES = (
         (("self", "draft_token_ids"),),
         _wrap_drafts,
     ),
-    Patch("Scheduler.shutdown", (("self",),), _wrap_shutdown),
+)
+
+FRONT_END_PATCHES = (
+    Patch("AsyncLLM.shutdown", (("self", "timeout"),), _wrap_shutdown),
 )
 
 ENGINE_PATCHES = (

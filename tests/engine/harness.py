@@ -14,6 +14,9 @@ from mrv2_spec.kernels.propose_ngram import propose_ngram_ref
 WORKER = Path(__file__).with_name("worker.py")
 # Token ids of prompts; those below are special.
 TOKENS = range(3, 20)
+# The text model's: specials, and the end of a text.
+NUM_SPECIALS = 5
+END = 2
 # Texts whose closest decision is nearer than this are not used: another order of
 # additions, which speculation brings about, might decide it the other way.
 MIN_GAP = 1e-4
@@ -72,6 +75,38 @@ def ngram(num_drafts: int, trim: bool = True) -> dict[str, Any]:
         },
         "additional_config": {"mrv2_spec": {"tie": "latest", "trim": trim}},
     }
+
+
+def suffix(num_drafts: int, trim: bool = True) -> dict[str, Any]:
+    """Return engine arguments for suffix decoding with a small memory."""
+    return {
+        "speculative_config": {
+            "method": "suffix",
+            "num_speculative_tokens": num_drafts,
+            "suffix_decoding_max_cached_requests": 100,
+        },
+        "additional_config": {"mrv2_spec": {"corpus_tokens": 4096, "trim": trim}},
+    }
+
+
+def ids(text: str) -> list[int]:
+    """Return the text model's tokens: one a byte, in its tokenizer's order."""
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    number = {letter: i for i, letter in enumerate(letters)}
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return [
+        NUM_SPECIALS + number[letter]
+        for piece, _ in splitter.pre_tokenize_str(text)
+        for letter in piece
+    ]
+
+
+def text_of(token_ids: list[int]) -> str:
+    """Return what the text model's tokens say, the end of the text aside."""
+    table = {token: chr(i) for i in range(128) for token in ids(chr(i))}
+    return "".join(table.get(token, "?") for token in token_ids if token != END)
 
 
 def add(req_id: str, prompt: list[int], num_tokens: int, **sampling: Any) -> list[Any]:

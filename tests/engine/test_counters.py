@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import Texts, add, ngram, outputs, rounds, walk
+from tests.engine.harness import Texts, add, ngram, outputs, rounds, suffix, walk
 
 pytestmark = pytest.mark.vllm
 
@@ -14,18 +14,6 @@ NUM_TOKENS = 16
 K = 4
 
 Run = Callable[..., dict[str, Any]]
-
-
-def suffix(num_drafts: int) -> dict[str, Any]:
-    """Return engine arguments for suffix decoding with a small memory."""
-    return {
-        "speculative_config": {
-            "method": "suffix",
-            "num_speculative_tokens": num_drafts,
-            "suffix_decoding_max_cached_requests": 100,
-        },
-        "additional_config": {"mrv2_spec": {"corpus_tokens": 4096}},
-    }
 
 
 class Recount:

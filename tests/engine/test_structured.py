@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import add, ngram, outputs
+from tests.engine.harness import add, ids, ngram, outputs, suffix, text_of
 
 pytestmark = pytest.mark.vllm
 
@@ -39,30 +39,6 @@ GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def ids(text: str) -> list[int]:
-    """Return the text model's tokens: one a byte, in its tokenizer's order."""
-    from tokenizers import pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    number = {letter: i for i, letter in enumerate(letters)}
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return [
-        NUM_SPECIALS + number[letter]
-        for piece, _ in splitter.pre_tokenize_str(text)
-        for letter in piece
-    ]
-
-
-NUM_SPECIALS = 5
-END = 2
-
-
-def text_of(token_ids: list[int]) -> str:
-    """Return what tokens say, the end of the text aside."""
-    table = {token: chr(i) for i in range(128) for token in ids(chr(i))}
-    return "".join(table.get(token, "?") for token in token_ids if token != END)
-
-
 def is_valid(kind: str, text: str) -> bool:
     if kind == "json":
         value = json.loads(text)
@@ -87,17 +63,6 @@ def actions() -> list[list[Any]]:
         for kind, (grammar, look_alikes) in GRAMMARS.items()
     ]
     return [*found, add("free", ids(GRAMMARS["json"][1] * 2), 24)]
-
-
-def suffix(num_drafts: int, trim: bool = True) -> dict[str, Any]:
-    return {
-        "speculative_config": {
-            "method": "suffix",
-            "num_speculative_tokens": num_drafts,
-            "suffix_decoding_max_cached_requests": 100,
-        },
-        "additional_config": {"mrv2_spec": {"corpus_tokens": 4096, "trim": trim}},
-    }
 
 
 def run_engine(

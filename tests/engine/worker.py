@@ -4,7 +4,7 @@ Reads one job as JSON a line from standard input and writes one result a line to
 file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 
 - ``model``: a checkpoint, in place of the tiny one; or ``text``, for one like it that
-  has a tokenizer of bytes, and that goes from an "h" to the end of a thought;
+  has a tokenizer of bytes, and always thinks from "a" to "h";
 - ``engine``: arguments of ``vllm.LLM`` beside those that all jobs share;
 - ``async_scheduling``: whether the engine runs a step ahead;
 - ``kernel_block``: positions a block of the n-gram kernel;
@@ -88,10 +88,8 @@ def make_text_model(folder: Path) -> str:
         bos_token="<s>",
         eos_token="</s>",
     ).save_pretrained(folder)
-    chain = "abcdefgh"
-    numbers = [names.index(letter) for letter in chain]
-    numbers.append(names.index("</think>"))
-    return make_model(folder, len(names), len(TEXT_SPECIALS), numbers)
+    chain = [names.index(name) for name in ("<think>", *"abcdefgh", "</think>")]
+    return make_model(folder, len(names), len(TEXT_SPECIALS), chain)
 
 
 def make_model(
