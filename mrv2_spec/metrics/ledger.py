@@ -78,7 +78,7 @@ class Ledger:
         if cuts:
             self._cut(step, req_ids, cuts)
         lengths, fillers = settle(step, self.num_drafts)
-        sources = np.clip(step.drafts[2], 0, len(SOURCES) - 1)
+        sources = np.minimum(np.maximum(step.drafts[2], 0), len(SOURCES) - 1)
         counted = step.is_round
         if dropped:
             counted = counted.copy()
