@@ -26,6 +26,7 @@ from grid.arms import Arm, parse_arms
 from grid.orchestrate import Orchestrator, Outcome, Settings
 from grid.plan import CONCURRENCIES, ORDER, guess_seconds, make_points
 from grid.shapes import LLAMA_8B, TINY
+from grid.waves import present
 from grid.workloads import NAMES, DataMissing, make_plan
 from harness import RESULTS, machine
 from rich.progress import Progress
@@ -71,18 +72,6 @@ def _arms(text: str) -> list[Arm]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _present(arms: list[Arm], on_cpu: bool) -> list[Arm]:
-    """Return the arms that can run here; name the others."""
-    present = []
-    for arm in arms:
-        why_not = arm.why_not_here(on_cpu)
-        if why_not is None:
-            present.append(arm)
-        else:
-            print(f"left out {arm.label}: {why_not}", flush=True)
-    return present
-
-
 def _with_data(names: list[str]) -> list[str]:
     """Return the workloads whose files are here; name the others."""
     present = []
@@ -125,7 +114,7 @@ def run(
     points = make_points(
         _with_data(_names(workloads)), _numbers(c, shape.engine["max_num_seqs"])
     )
-    chosen = _present(_arms(arms), on_cpu=tiny)
+    chosen = present(_arms(arms), on_cpu=tiny)
     work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
     settings = Settings(
         shape=shape,

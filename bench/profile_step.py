@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from grid.arms import Arm, parse_arms
-from grid.child import Child, EngineFailed
+from grid.arms import parse_arms
 from grid.kernels import GROUPS, OTHER
 from grid.plan import Point
-from grid.shapes import LLAMA_8B, TINY, Shape, write_model
+from grid.shapes import LLAMA_8B, TINY, write_model
 from grid.watches import ROWS
+from grid.waves import Waves, present
 from grid.workloads import SEED, WORKLOADS, DataMissing, make_plan
 from harness import RESULTS, machine, save
 
 NAME = "profile_step"
-START_LIMIT_SECONDS = 420.0
 Column = dict[str, Any]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -81,14 +80,14 @@ def main(
             make_plan(point.workload, 1, shape.vocab_size)
     except (ValueError, DataMissing) as error:
         raise typer.BadParameter(str(error)) from error
-    here = [arm for arm in chosen if arm.why_not_here(tiny) is None]
-    for arm in chosen:
-        if arm not in here:
-            print(f"left out {arm.label}: {arm.why_not_here(tiny)}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    run = Run(
+    work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
+    waves = Waves(
         shape=shape,
-        work=work or Path(tempfile.gettempdir()) / "mrv2-spec-grid",
+        model=write_model(shape, work),
+        work=work,
+        module="grid.profiled",
+        in_process=True,
         kv_gib=kv_gib,
         length=length,
         deadline=time.monotonic() + time_limit,
@@ -98,11 +97,24 @@ def main(
         },
     )
     record = {"seed": SEED, "model": shape.name, **machine(commit), "points": []}
-    for at in range(0, len(here), at_once):
-        for found in run.wave(here[at : at + at_once], wanted):
-            record["points"].append(found)
-            # Written each time: what was found outlives what comes next.
-            path = save(name, record, out)
+    for arm, point, answer in waves.run(present(chosen, tiny), wanted, at_once):
+        column = {
+            "arm": arm.name,
+            "k": arm.k,
+            "label": arm.label,
+            "point": str(point),
+            "workload": point.workload,
+            "c": point.c,
+            **answer,
+        }
+        record["points"].append(column)
+        print(
+            f"{arm.label} {point}: {_number(answer['wall']['mean_ms'])} ms a step, "
+            f"TPOT {answer['tpot_ms']:.3f} ms",
+            flush=True,
+        )
+        # Written each time: what was found outlives what comes next.
+        path = save(name, record, out)
     if not record["points"]:
         print("nothing was measured")
         raise typer.Exit(1)
@@ -111,113 +123,9 @@ def main(
         columns = [one for one in record["points"] if one["point"] == str(point)]
         if columns:
             print("\n".join(table(point, columns)), flush=True)
-    if run.failures:
-        print("\n".join(f"FAILED {text}" for text in run.failures))
+    if waves.failures:
+        print("\n".join(f"FAILED {text}" for text in waves.failures))
         raise typer.Exit(1)
-
-
-class Run:
-    """Engines of a wave, and the points taken of each."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        work: Path,
-        kv_gib: float,
-        length: int,
-        deadline: float,
-        more: dict[str, Any],
-    ) -> None:
-        self._shape = shape
-        self._work = work
-        self._kv_gib = kv_gib
-        self._length = length
-        self._deadline = deadline
-        self._more = more
-        self.failures: list[str] = []
-
-    def _left(self) -> float:
-        return self._deadline - time.monotonic()
-
-    def wave(self, arms: list[Arm], points: list[Point]) -> Any:
-        """Start some engines side by side and yield what is found of each point."""
-        model = write_model(self._shape, self._work)
-        print(f"starting {', '.join(arm.label for arm in arms)}", flush=True)
-        children = {
-            arm: Child(
-                arm,
-                self._shape,
-                model,
-                kv_gib=self._kv_gib,
-                cache=self._work / f"cache-{place}",
-                log=self._work / "logs" / f"profile-{arm.label.replace(':', '-k')}.log",
-                more=self._more,
-                module="grid.profiled",
-                in_process=True,
-            )
-            for place, arm in enumerate(arms)
-        }
-        try:
-            limit = time.monotonic() + START_LIMIT_SECONDS
-            for arm in arms:
-                left = min(limit - time.monotonic(), self._left())
-                self._try(children, arm, "start", left, None)
-            for point in points:
-                for arm in arms:
-                    if arm in children:
-                        found = self._try(
-                            children, arm, str(point), self._left(), point
-                        )
-                        if found is not None:
-                            yield found
-        finally:
-            for child in children.values():
-                child.stop()
-
-    def _try(
-        self,
-        children: dict[Arm, Child],
-        arm: Arm,
-        what: str,
-        seconds: float,
-        point: Point | None,
-    ) -> Column | None:
-        child, begun = children[arm], time.monotonic()
-        try:
-            if seconds <= 0:
-                raise EngineFailed("no time left")
-            if point is None:
-                ready = child.wait_until_ready(seconds)
-                print(
-                    f"  {arm.label} is up after {ready:.0f} s: {child.described}",
-                    flush=True,
-                )
-                return None
-            found = child.measure(point.workload, point.c, self._length, seconds)
-            if "mismatch" in found:
-                raise EngineFailed(f"MISMATCH {found['mismatch']}")
-        except EngineFailed as error:
-            text = f"{arm.label} {what}: {error}"
-            self.failures.append(text)
-            print(f"FAILED {text}", flush=True)
-            children.pop(arm).stop()
-            return None
-        taken = time.monotonic() - begun
-        wall = found["wall"]["mean_ms"]
-        print(
-            f"{arm.label} {point}: {_number(wall)} ms a step, TPOT "
-            f"{found['tpot_ms']:.3f} ms; {taken:.1f} s, {self._left():.0f} s left",
-            flush=True,
-        )
-        return {
-            "arm": arm.name,
-            "k": arm.k,
-            "label": arm.label,
-            "point": str(point),
-            "workload": point.workload,
-            "c": point.c,
-            **found,
-        }
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -49,7 +49,7 @@ def measure(
         ]
         seconds = time.monotonic() - begun
         rounds = [one for stage in stage_rounds for one in stage]
-        counters = _counters(engine, rounds, before)
+        counters = count_since(engine, rounds, before)
         figures = [round_figures(one) for one in rounds]
         runs.append(Run(not runs, figures, counters))
         if shift:
@@ -66,9 +66,10 @@ def measure(
     }
 
 
-def _counters(
+def count_since(
     engine: GridEngine, rounds: list[Round], before: dict[str, int]
 ) -> dict[str, int]:
+    """Return the counters of some rounds: ours less ``before``, or else vLLM's."""
     after = engine.counters()
     if after:
         return {name: after[name] - before[name] for name in after}

@@ -85,7 +85,38 @@ TINY = Shape(
     slowness=30.0,
 )
 
-SHAPES = {shape.name: shape for shape in (LLAMA_8B, TINY)}
+# A real model, with its own weights.
+SMOLLM2 = Shape(
+    name="smollm2",
+    config={"vocab_size": 49152},
+    engine={
+        "load_format": "auto",
+        "dtype": "bfloat16",
+        "max_model_len": 2048,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.03,
+    },
+    environment={"VLLM_USE_FLASHINFER_SAMPLER": "0"},
+)
+
+SMOLLM2_CPU = Shape(
+    name="smollm2-cpu",
+    config={"vocab_size": 49152},
+    engine={
+        "load_format": "auto",
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 2048,
+        "block_size": 32,
+    },
+    environment=TINY.environment,
+    slowness=100.0,
+)
+
+SHAPES = {shape.name: shape for shape in (LLAMA_8B, TINY, SMOLLM2, SMOLLM2_CPU)}
 
 
 def write_model(shape: Shape, folder: Path) -> Path:
@@ -111,6 +142,6 @@ def engine_args(shape: Shape, model: Path, kv_gib: float) -> dict[str, Any]:
         "seed": 0,
         **shape.engine,
     }
-    if shape is LLAMA_8B:
+    if "VLLM_CPU_KVCACHE_SPACE" not in shape.environment:
         args["kv_cache_memory_bytes"] = int(kv_gib * 2**30)
     return args

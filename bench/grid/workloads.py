@@ -227,6 +227,24 @@ def make_plan(name: str, concurrency: int, vocab_size: int, length: int = 0) -> 
     return Plan(warm, [_split(taken, concurrency)])
 
 
+def real_rounds(concurrency: int, rounds: int, length: int = 0) -> list[list[Item]]:
+    """Return rounds of chat prompts for the model that once answered them.
+
+    Only prompts whose recorded answer has the length: what a model says behind the end
+    of its answer tells nothing.
+
+    Args:
+        concurrency: requests of a round.
+        rounds: how many.
+        length: output tokens of each request; 0 is the workload's own.
+    """
+    items = _shuffled(low_smollm2(length or WORKLOADS["low-smollm2"][1]))
+    number = rounds * concurrency
+    if len(items) < number:
+        raise ValueError(f"{len(items)} prompts are too few for {number} requests")
+    return _split(items[:number], concurrency)
+
+
 def _shift_plan(concurrency: int, vocab_size: int, length: int) -> Plan:
     stages = []
     # Where in its file each workload goes on: no text comes twice.

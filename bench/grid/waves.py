@@ -1,0 +1,135 @@
+"""Engines started side by side, and points taken of one engine at a time."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grid.arms import Arm
+from grid.child import Child, EngineFailed
+from grid.plan import Point
+from grid.shapes import Shape
+
+START_LIMIT_SECONDS = 420.0
+
+
+@dataclass(slots=True)
+class Waves:
+    """Takes the same points of every arm.
+
+    Attributes:
+        shape: the model's shape.
+        model: its folder.
+        work: folder of vLLM's caches and the logs.
+        module: what each arm's process runs.
+        in_process: whether the engine is in that process.
+        kv_gib: the KV cache of each engine.
+        length: output tokens of each request; 0: the workload's own.
+        deadline: on the monotonic clock.
+        more: what each process is told beside its arm.
+        failures: what went wrong, one line each.
+    """
+
+    shape: Shape
+    model: Path
+    work: Path
+    module: str
+    in_process: bool
+    kv_gib: float
+    length: int
+    deadline: float
+    more: dict[str, Any]
+    failures: list[str] = field(default_factory=list)
+
+    def left(self) -> float:
+        """Return the seconds left."""
+        return self.deadline - time.monotonic()
+
+    def run(
+        self, arms: Sequence[Arm], points: Iterable[Point], at_once: int
+    ) -> Iterator[tuple[Arm, Point, dict[str, Any]]]:
+        """Yield each point's answer as it comes; arms that fail are given up."""
+        points = list(points)
+        for at in range(0, len(arms), at_once):
+            yield from self._wave(arms[at : at + at_once], points)
+
+    def _wave(
+        self, arms: Sequence[Arm], points: Sequence[Point]
+    ) -> Iterator[tuple[Arm, Point, dict[str, Any]]]:
+        print(f"starting {', '.join(arm.label for arm in arms)}", flush=True)
+        logs = self.work / "logs"
+        children = {
+            arm: Child(
+                arm,
+                self.shape,
+                self.model,
+                kv_gib=self.kv_gib,
+                cache=self.work / f"cache-{place}",
+                log=logs / f"{self.module}-{arm.label.replace(':', '-k')}.log",
+                more=self.more,
+                module=self.module,
+                in_process=self.in_process,
+            )
+            for place, arm in enumerate(arms)
+        }
+        try:
+            limit = time.monotonic() + START_LIMIT_SECONDS
+            for arm in arms:
+                self._start(children, arm, limit)
+            for point in points:
+                for arm in arms:
+                    if arm in children:
+                        answer = self._take(children, arm, point)
+                        if answer is not None:
+                            yield arm, point, answer
+        finally:
+            for child in children.values():
+                child.stop()
+
+    def _start(self, children: dict[Arm, Child], arm: Arm, limit: float) -> None:
+        seconds = min(limit - time.monotonic(), self.left())
+        try:
+            ready = children[arm].wait_until_ready(max(seconds, 0.0))
+        except EngineFailed as error:
+            self._give_up(children, arm, f"{arm.label} did not start: {error}")
+            return
+        described = children[arm].described
+        print(f"  {arm.label} is up after {ready:.0f} s: {described}", flush=True)
+
+    def _take(
+        self, children: dict[Arm, Child], arm: Arm, point: Point
+    ) -> dict[str, Any] | None:
+        begun = time.monotonic()
+        try:
+            answer: dict[str, Any] = children[arm].measure(
+                point.workload, point.c, self.length, max(self.left(), 0.0)
+            )
+            if "mismatch" in answer:
+                raise EngineFailed(f"MISMATCH {answer['mismatch']}")
+        except EngineFailed as error:
+            self._give_up(children, arm, f"{arm.label} {point}: {error}")
+            return None
+        taken = time.monotonic() - begun
+        print(
+            f"  {arm.label} {point} took {taken:.1f} s, {self.left():.0f} s left",
+            flush=True,
+        )
+        return answer
+
+    def _give_up(self, children: dict[Arm, Child], arm: Arm, text: str) -> None:
+        self.failures.append(text)
+        print(f"FAILED {text}", flush=True)
+        children.pop(arm).stop()
+
+
+def present(arms: Iterable[Arm], on_cpu: bool) -> list[Arm]:
+    """Return the arms that can run here; name the others."""
+    found = []
+    for arm in arms:
+        why_not = arm.why_not_here(on_cpu)
+        if why_not is None:
+            found.append(arm)
+        else:
+            print(f"left out {arm.label}: {why_not}", flush=True)
+    return found
