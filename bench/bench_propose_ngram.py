@@ -202,11 +202,12 @@ def main() -> None:
     rng = torch.Generator().manual_seed(SEED)
     floor = Floor()
     in_tree = not args.tiny
-    try:
-        import vllm.v1.worker.gpu.spec_decode.ngram.speculator  # noqa: F401
-    except ImportError as error:
-        in_tree = False
-        print(f"left out vLLM's kernels: {error}", flush=True)
+    if in_tree:
+        try:
+            import vllm.v1.worker.gpu.spec_decode.ngram.speculator  # noqa: F401
+        except ImportError as error:
+            in_tree = False
+            print(f"left out vLLM's kernels: {error}", flush=True)
     results = []
     heads = ("ours", "p20", "p80", "latest", "in-tree", "copy", "floor", "x floor")
     print(f"{'text':7s}{'reqs':>5s}{'row':>7s}"

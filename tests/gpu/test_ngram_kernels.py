@@ -13,7 +13,13 @@ from mrv2_spec.kernels.fill_draft_budget import (
     fill_draft_budget,
     fill_draft_budget_ref,
 )
-from mrv2_spec.kernels.propose_ngram import BLOCK, propose_ngram, propose_ngram_ref
+from mrv2_spec.kernels.propose_ngram import (
+    BLOCK,
+    NUM_CLASSES,
+    match_class_ref,
+    propose_ngram,
+    propose_ngram_ref,
+)
 from mrv2_spec.lagged_counts import LaggedCounts
 from mrv2_spec.trimmer import VariableDraftTrimmer
 
@@ -69,7 +75,8 @@ class Batch:
         self.best = torch.zeros(max_num_reqs, dtype=torch.int64).cuda()
         self.arrivals = torch.zeros(max_num_reqs, dtype=torch.int32).cuda()
         self.no_placeholders = torch.empty(0, dtype=torch.int32).cuda()
-        self.table = torch.full((9, k), 0.5).cuda()
+        self.prior = torch.rand(NUM_CLASSES, k).clamp(0.01, 0.99).cuda()
+        self.classes = torch.full((max_num_reqs,), -7, dtype=torch.int32).cuda()
 
     def propose(self, *, min_n: int, max_n: int, latest: bool, limit: int) -> None:
         propose_ngram(
@@ -78,12 +85,13 @@ class Batch:
             self.total_len,
             self.num_sampled,
             self.no_placeholders,
-            self.table[: max_n + 1],
+            self.prior,
             self.best,
             self.arrivals,
             self.drafts,
             self.num_drafts,
             self.confidences,
+            self.classes,
             max_total_len=max(self.lens),
             max_model_len=limit,
             num_steps=self.k,
@@ -92,18 +100,27 @@ class Batch:
             latest=latest,
         )
 
-    def expected(self, i: int, *, min_n: int, max_n: int, latest: bool, limit: int):
+    def expected(
+        self, i: int, *, min_n: int, max_n: int, latest: bool, limit: int
+    ) -> tuple[list[int], int]:
+        """Return the draft and the class of its match."""
         if self.sampled[i] == 0:
-            return []
+            return [], 0
         slot = self.slots[i]
-        return propose_ngram_ref(
-            self.rows[slot, : self.lens[slot]].tolist(),
+        context = self.rows[slot, : self.lens[slot]].tolist()
+        draft, n = propose_ngram_ref(
+            context,
             num_steps=self.k,
             min_n=min_n,
             max_n=max_n,
             max_model_len=limit,
             latest=latest,
-        )[0]
+        )
+        if n == 0:
+            return draft, 0
+        tail = context[-n:]
+        ends = [e for e in range(n, len(context)) if context[e - n : e] == tail]
+        return draft, match_class_ref(context, ends[-1] if latest else ends[0])
 
 
 @pytest.mark.parametrize("latest", [False, True])
@@ -126,13 +143,15 @@ def test_propose_ngram_equals_the_reference(
         for _ in range(2):  # the scratch must be clean for the second launch
             batch.propose(**rule)
         for i, slot in enumerate(batch.slots):
-            expected = batch.expected(i, **rule)
+            expected, found = batch.expected(i, **rule)
+            assert batch.classes[slot] == found
             assert batch.drafts[i, : batch.num_drafts[slot]].tolist() == expected
             last = int(batch.token_ids[slot, batch.lens[slot] - 1])
             rest = batch.drafts[i, len(expected) :].tolist()
             assert rest == [last] * (batch.k - len(expected))
-            sure = (batch.confidences[i] > 0).tolist()
-            assert sure == [j < len(expected) for j in range(batch.k)]
+            confidences = torch.zeros(batch.k).cuda()
+            confidences[: len(expected)] = batch.prior[found, : len(expected)]
+            assert torch.equal(batch.confidences[i], confidences)
         assert not batch.best.any()
         assert not batch.arrivals.any()
 
@@ -152,7 +171,7 @@ def test_propose_ngram_replays_in_a_graph_with_changed_rows(seed: int) -> None:
     graph.replay()
     for i, slot in enumerate(batch.slots):
         got = batch.drafts[i, : batch.num_drafts[slot]].tolist()
-        assert got == batch.expected(i, **rule)
+        assert got == batch.expected(i, **rule)[0]
 
 
 def test_rows_past_two_to_the_31_tokens() -> None:
@@ -168,6 +187,7 @@ def test_rows_past_two_to_the_31_tokens() -> None:
     batch.total_len = torch.full((max_num_reqs,), 6, dtype=torch.int32).cuda()
     batch.num_sampled = torch.ones(1, dtype=torch.int32).cuda()
     batch.num_drafts = torch.zeros(max_num_reqs, dtype=torch.int32).cuda()
+    batch.classes = torch.zeros_like(batch.num_drafts)
     batch.lens = [6]
     batch.propose(min_n=2, max_n=4, latest=False, limit=width)
     assert batch.num_drafts[slot] == 4
