@@ -18,8 +18,10 @@ _BIN_VALUES = 2.0 ** (-(np.arange(NUM_BINS) + 0.5) / BIN_STEPS_PER_OCTAVE)
 _PLACES = np.unique(
     np.concatenate(([0.0], 2.0 ** np.arange(-6.0, 7.25, 0.25), np.arange(1.0, 17.0)))
 )
-# Budgets to choose from where no graph's size is to be used up.
-_COARSE = np.unique(np.round(2.0 ** np.arange(0.0, 14.25, 0.25)))
+# Steps of so many tokens are reckoned with at most, by their costs one by one.
+_MAX_TOKENS = 16384
+# Budgets to choose from beyond the largest graph, or without any.
+_COARSE = np.unique(np.round(2.0 ** np.arange(0.0, 14.25, 0.25))).astype(np.int64)
 # What is known about values is the mean of about so many steps. A budget chosen from
 # the last step alone is wrong as often as that was unusual.
 _STEPS_AVERAGED = 16
@@ -46,6 +48,9 @@ class ValueCurve:
     def __init__(self) -> None:
         self._values = np.zeros_like(_PLACES)
         self._steps = 0
+        # Of the newest step: places of at least a value, and what they are worth.
+        self._places = np.zeros(NUM_BINS + 1)
+        self._worth = np.zeros(NUM_BINS + 1)
 
     @property
     def is_known(self) -> bool:
@@ -54,17 +59,17 @@ class ValueCurve:
 
     def observe(self, tally: npt.NDArray[np.int32]) -> None:
         """Take in a step; [TALLY_WIDTH] draft places by value, and rounds."""
-        rounds = float(tally[ROUNDS])
+        rounds = int(tally[ROUNDS])
         if rounds == 0:
             return
         counts = tally[:NUM_BINS] / rounds
-        places = np.concatenate(([0.0], np.cumsum(counts)))
-        values = np.concatenate(([0.0], np.cumsum(counts * _BIN_VALUES)))
+        np.cumsum(counts, out=self._places[1:])
+        np.cumsum(counts * _BIN_VALUES, out=self._worth[1:])
         self._steps = min(self._steps + 1, _STEPS_AVERAGED)
-        new = np.interp(_PLACES, places, values)
+        new = np.interp(_PLACES, self._places, self._worth)
         self._values += (new - self._values) / self._steps
 
-    def __call__(self, budgets: Floats, num_requests: int) -> Floats:
+    def __call__(self, budgets: npt.NDArray[np.int64], num_requests: int) -> Floats:
         """Return what the best drafts of so many requests are worth, by budget."""
         worth: Floats = np.interp(budgets / num_requests, _PLACES, self._values)
         return worth * num_requests
@@ -81,25 +86,34 @@ class DraftPolicy:
         asleep: whether no draft places need be scheduled.
         gain: tokens per ms of the best budget last looked at, over those without.
         expected_accepted: the value of the places last chosen.
+        cost_ratio: by how much steps with drafts were found to exceed their costs,
+            beside plain ones.
     """
 
     def __init__(self, costs: StepCosts, may_sleep: bool) -> None:
-        self.costs = costs
         self.asleep = False
         self.gain = 1.0
         self.expected_accepted = 0.0
+        self.cost_ratio = 1.0
         self._may_sleep = may_sleep
-        self._graph_sizes: Sequence[int] = ()
         self._curve = ValueCurve()
         self._steps_in_state = 0
         # Steps in a row that spoke for the other state.
         self._steps_against = 0
         self._steps_to_wake = _MIN_STEPS_TO_WAKE
+        self.use_costs(costs, ())
 
     def use_costs(self, costs: StepCosts, graph_sizes: Sequence[int]) -> None:
         """Go by costs measured for graphs of these ascending sizes."""
-        self.costs = costs
-        self._graph_sizes = graph_sizes
+        tokens = np.arange(_MAX_TOKENS + 1, dtype=np.float64)
+        self._plain_ms = costs.plain(tokens)
+        self._drafting_ms = costs.drafting(tokens)
+        self._graph_sizes = np.asarray(graph_sizes, np.int64)
+
+    def cost_of(self, num_tokens: int, budget: int) -> float:
+        """Return the ms that a step should take; without drafts if the budget is 0."""
+        costs = self._drafting_ms if budget else self._plain_ms
+        return float(costs[min(num_tokens + budget, _MAX_TOKENS)])
 
     def observe(self, tally: npt.NDArray[np.int32]) -> None:
         """Take in the tally of an earlier step; [TALLY_WIDTH]."""
@@ -166,20 +180,27 @@ class DraftPolicy:
 
     def _best(self, num_tokens: int, num_requests: int, limit: int) -> int:
         """Return the best budget, 0 if none is clearly better than none."""
-        budgets = self._candidates(num_tokens, limit)
-        accepted = self._curve(budgets, num_requests)
-        rates = (num_requests + accepted) / self.costs.drafting(num_tokens + budgets)
-        plain_cost = self.costs.plain(np.array([float(num_tokens)]))[0]
-        best = int(np.argmax(rates))
-        self.gain = float(rates[best] * plain_cost / num_requests)
+        limit = min(limit, _MAX_TOKENS - num_tokens)
+        if limit <= 0:
+            self.gain, self.expected_accepted = 0.0, 0.0
+            return 0
+        totals = self._sizes_to_choose(num_tokens, num_tokens + limit)
+        accepted = self._curve(totals - num_tokens, num_requests)
+        rates = (num_requests + accepted) / self._drafting_ms[totals]
+        best = int(rates.argmax())
+        plain = num_requests / self._plain_ms[num_tokens]
+        self.gain = float(rates[best] / plain) / self.cost_ratio
         self.expected_accepted = float(accepted[best])
-        return int(budgets[best]) if self.gain >= _MARGIN else 0
+        return int(totals[best]) - num_tokens if self.gain >= _MARGIN else 0
 
-    def _candidates(self, num_tokens: int, limit: int) -> Floats:
+    def _sizes_to_choose(self, num_tokens: int, most: int) -> npt.NDArray[np.int64]:
         # A step is padded to a graph's size: use it up. Beyond the graphs, and without
         # any, a coarse choice is as good.
-        sizes = np.asarray(self._graph_sizes, np.float64) - num_tokens
-        inside = sizes[(sizes > 0) & (sizes < limit)]
-        most = self._graph_sizes[-1] if self._graph_sizes else 0
-        outside = _COARSE[_COARSE + num_tokens > most]
-        return np.concatenate((inside, outside[outside < limit], [float(limit)]))
+        sizes = self._graph_sizes
+        first, end = sizes.searchsorted((num_tokens + 1, most))
+        if end < sizes.shape[0]:
+            return np.append(sizes[first:end], most)
+        beyond = num_tokens + _COARSE
+        largest = sizes[-1] if end else 0
+        beyond = beyond[(beyond > largest) & (beyond < most)]
+        return np.concatenate((sizes[first:end], beyond, [most]))

@@ -98,6 +98,22 @@ def test_a_surcharge_must_be_earned() -> None:
     assert settle(policy(costs(4.6, 0.001, surcharge=5.0)), 256, values) == 0
 
 
+def test_steps_that_were_dearer_than_reckoned() -> None:
+    values = tally(64, [0.6] * 3)
+    made = policy(costs(4.6, 0.0228))
+    assert settle(made, 64, values) > 0
+    assert made.gain > 1.05
+    made.cost_ratio = 2.0
+    assert made.choose(64, 64, 64 * K, 4096) == 0
+
+
+def test_costs_of_steps() -> None:
+    made = policy(costs(4.0, 0.5, surcharge=1.0))
+    assert made.cost_of(64, 0) == 4 + 32
+    # Padded to the graph of 128.
+    assert made.cost_of(64, 10) == 5 + 64
+
+
 def test_bounds() -> None:
     made = policy(costs(4.6, 0.0001))
     settle(made, 8, tally(8, [0.99] * K))

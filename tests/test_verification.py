@@ -54,6 +54,7 @@ class Engine:
             lag - 1,
             False,
             True,
+            K,
             Settings(),
         )
         # Rows cost next to nothing: all that is real pays.
@@ -64,12 +65,23 @@ class Engine:
         self.states.req_id_to_index[req_id] = slot
         self.manager.add_request(slot)
 
+    def choose(
+        self, scheduled: dict[str, int], draft_tokens: dict[str, list[int]]
+    ) -> int:
+        return self.manager.choose(
+            SimpleNamespace(
+                num_scheduled_tokens=scheduled,
+                total_num_scheduled_tokens=sum(scheduled.values()),
+                scheduled_spec_decode_tokens=draft_tokens,
+            )
+        )
+
     def step(
         self, scheduled: dict[str, int], drafts: dict[str, int]
     ) -> tuple[int, list[int]]:
         """Run one step; return the budget and the widths laid out on the device."""
         draft_tokens = {req_id: [-1] * n for req_id, n in drafts.items()}
-        chosen = self.manager.choose(scheduled, draft_tokens)
+        chosen = self.choose(scheduled, draft_tokens)
         num_tokens = self.manager.get_num_tokens(scheduled, draft_tokens)
         req_ids = list(scheduled)
         num_drafts = np.array([drafts.get(r, 0) for r in req_ids], np.int32)
@@ -162,7 +174,7 @@ def test_the_likeliest_drafts_get_the_budget(device: torch.device) -> None:
     engine.draft(["b"], [K], 0.9)
     engine.step({"a": K + 1, "b": K + 1}, {"a": K, "b": K})
     slots = torch.tensor([5, 2], device=device)
-    engine.manager._draft_budget = 4
+    engine.manager.draft_budget = 4
     logits, _, _ = engine.manager.reallocate_drafts(["a", "b"], slots)
     assert logits.tolist() == [0, 1, 6]
 
@@ -177,7 +189,7 @@ def test_asleep_no_draft_is_verified(device: torch.device) -> None:
     # No place is scheduled; what is drafted all the same says when to wake.
     steps = 0
     while engine.manager.policy.asleep:
-        assert engine.manager.choose({"a": 1}, {}) == 0
+        assert engine.choose({"a": 1}, {}) == 0
         engine.draft(["a"], [2], 0.9)
         steps += 1
         assert steps < 100
@@ -188,7 +200,7 @@ def test_a_fourth_result_for_newer_runners(device: torch.device) -> None:
     engine = Engine(device, lag=1)
     engine.manager._returns_admitted_counts = True
     engine.add("a", 0)
-    engine.manager.choose({"a": 3}, {"a": [-1, -1]})
+    engine.choose({"a": 3}, {"a": [-1, -1]})
     engine.manager.get_num_tokens({"a": 3}, {"a": [-1, -1]})
     engine.manager.compact_batch(
         np.array([2], np.int32), np.array([3], np.int32), np.array([0, 3], np.int32)
@@ -256,7 +268,11 @@ def vllm_config() -> Any:
             enable_batch_sharded_sampling=False,
             use_ubatching=False,
         ),
-        model_config=SimpleNamespace(return_sampling_mask=False),
+        model_config=SimpleNamespace(
+            return_sampling_mask=False,
+            get_num_attention_heads=lambda parallel: 32,
+            get_num_kv_heads=lambda parallel: 8,
+        ),
         aux_output_config=SimpleNamespace(enabled=False),
         compilation_config=SimpleNamespace(
             cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: False)

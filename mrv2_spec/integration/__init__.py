@@ -89,7 +89,12 @@ def install() -> None:
     try:
         patching.apply(speculative_module, methods.SPECULATIVE_PATCHES)
         patching.apply(
-            vllm_config_module, (*methods.PATCHES, *async_scheduling.PATCHES)
+            vllm_config_module,
+            (
+                *methods.PATCHES,
+                *async_scheduling.PATCHES,
+                *graphs.CONFIG_PATCHES,
+            ),
         )
         patching.apply_on_import(_ENGINE_ARGS, user_input.PATCHES)
         patching.apply_on_import(_SAMPLING_PARAMS, sampling.PATCHES)

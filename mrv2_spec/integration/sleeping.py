@@ -1,18 +1,43 @@
-"""Lets a drafter that does not pay sleep: no draft places are scheduled at all.
+"""Lets the worker say how many draft places the scheduler should schedule.
 
-The worker decides, from counts that every rank shares; the wish travels with the
-step's output, and the scheduler leaves the places out from its next step on. So a
-sleeping drafter costs the scheduler nothing, and prefills get the tokens.
+None while drafting does not pay: then it costs the scheduler nothing, and prefills get
+the tokens. Else as many as fit the decode graphs. The wish travels with each step's
+output, and the scheduler follows it from its next step on.
+
+The other way goes what the scheduler alone can tell without the ranks disagreeing: how
+long steps took by its clock, with drafts and without, beside what they should cost.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from mrv2_spec.integration.patching import Patch
-from mrv2_spec.integration.verification import TrimManager
+from mrv2_spec.integration.verification import COST_RATIO, TrimManager
+from mrv2_spec.step_clock import StepClock
 
-# On a step's output and on the scheduler: whether draft places are of no use.
-_ASLEEP = "_mrv2_spec_asleep"
+# On a step's output: a _Report. On the scheduler: the newest one.
+_REPORT = "_mrv2_spec_report"
+# On the scheduler: its StepClock.
+_CLOCK = "_mrv2_spec_clock"
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What the worker tells of a step.
+
+    Attributes:
+        num_places: draft places that a request should have.
+        num_requests: of the step.
+        verifies_drafts: whether it had any.
+        expected_ms: what it should have cost; 0 where that cannot be said.
+    """
+
+    num_places: int
+    num_requests: int
+    verifies_drafts: bool
+    expected_ms: float
 
 
 def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,7 +46,13 @@ def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
         manager = self.adaptive_verification
         if output is not None and isinstance(manager, TrimManager):
             result = getattr(output, "model_runner_output", output)
-            setattr(result, _ASLEEP, manager.policy.asleep)
+            report = _Report(
+                manager.num_places,
+                manager.num_requests,
+                manager.draft_budget > 0,
+                manager.expected_ms,
+            )
+            setattr(result, _REPORT, report)
         return output
 
     return sample_tokens
@@ -31,9 +62,19 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_from_output(
         self: Any, scheduler_output: Any, model_runner_output: Any
     ) -> Any:
-        asleep = getattr(model_runner_output, _ASLEEP, None)
-        if asleep is not None:
-            setattr(self, _ASLEEP, asleep)
+        report: _Report | None = getattr(model_runner_output, _REPORT, None)
+        if report is not None:
+            setattr(self, _REPORT, report)
+            clock: StepClock | None = getattr(self, _CLOCK, None)
+            if clock is None:
+                clock = StepClock()
+                setattr(self, _CLOCK, clock)
+            clock.note(
+                time.perf_counter() * 1000,
+                report.num_requests,
+                report.verifies_drafts,
+                report.expected_ms,
+            )
         return original(self, scheduler_output, model_runner_output)
 
     return update_from_output
@@ -41,10 +82,16 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
     def _update_after_schedule(self: Any, scheduler_output: Any) -> Any:
-        # Says both how many drafts this step's worker hands on and how many places the
-        # next step has.
-        if getattr(self, _ASLEEP, False):
-            scheduler_output.num_spec_tokens_to_schedule = 0
+        report: _Report | None = getattr(self, _REPORT, None)
+        if report is not None:
+            # Says both how many drafts this step's worker hands on and how many places
+            # the next step has.
+            scheduler_output.num_spec_tokens_to_schedule = min(
+                scheduler_output.num_spec_tokens_to_schedule, report.num_places
+            )
+            clock: StepClock = getattr(self, _CLOCK)
+            ratio = clock.ratio(len(scheduler_output.num_scheduled_tokens))
+            setattr(scheduler_output, COST_RATIO, ratio)
         return original(self, scheduler_output)
 
     return _update_after_schedule

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mrv2_spec.cost_file import CostFileError, Identity, read_costs, write_costs
-from mrv2_spec.integration.graphs import widest_only
+from mrv2_spec.integration.graphs import no_one_query_graphs
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
 logger = logging.getLogger("vllm.mrv2_spec")
@@ -43,7 +43,7 @@ class StepProfile:
         self._graph_sizes: list[int] = []
 
     def batches(self, capture_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
-        """Yield the arguments of dummy steps: one-query graphs, then the widest."""
+        """Yield the arguments of dummy steps: one-query graphs, then wider ones."""
         self._runs.clear()
         self._graph_sizes = sorted(capture_sizes)
         self._found = self._on_first_rank(self._read)
@@ -53,7 +53,7 @@ class StepProfile:
         max_num_reqs = self._runner.max_num_reqs
         sizes = self._sizes()
         yield from self._run([n for n in sizes if n <= max_num_reqs], plain=True)
-        with widest_only(graph_manager):
+        with no_one_query_graphs(graph_manager):
             yield from self._run(sizes, plain=False)
 
     def _sizes(self) -> list[int]:

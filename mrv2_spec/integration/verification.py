@@ -18,6 +18,7 @@ import torch
 
 from mrv2_spec.config import Settings, parse_settings
 from mrv2_spec.draft_values import DraftValues
+from mrv2_spec.integration.graphs import drafting_query_len
 from mrv2_spec.integration.patching import Patch
 from mrv2_spec.integration.speculator import (
     draft_values_of,
@@ -33,6 +34,8 @@ from mrv2_spec.trimmer import VariableDraftTrimmer
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
+# On a scheduled step: how much dearer steps with drafts are than they should be.
+COST_RATIO = "_mrv2_spec_cost_ratio"
 # Where the start-up line finds, on the request states, what was decided here.
 _WHY_NOT_TRIMMED = "_mrv2_spec_why_not_trimmed"
 
@@ -57,6 +60,7 @@ class TrimManager:
         returns_admitted_counts: whether ``reallocate_drafts`` has a fourth result
             (vLLM 0.33).
         may_sleep: whether drafts are also made while none is scheduled.
+        num_places: draft places that a request should be scheduled while awake.
         settings: the plugin's settings.
     """
 
@@ -71,6 +75,7 @@ class TrimManager:
         max_concurrent_batches: int,
         returns_admitted_counts: bool,
         may_sleep: bool,
+        num_places: int,
         settings: Settings,
     ) -> None:
         self._req_states = req_states
@@ -93,8 +98,13 @@ class TrimManager:
         self.policy = DraftPolicy(StepCosts(guess, guess), may_sleep)
         self.profile: StepProfile | None = None
         self._log = TrimLog(self.policy) if settings.trim_explain else None
-        # The runner asks for the budget and uses it in separate calls of one step.
-        self._draft_budget = 0
+        # Of the step in progress: the runner asks for it and uses it in separate calls.
+        self.draft_budget = 0
+        self.num_requests = 0
+        self.expected_ms = 0.0
+        # Draft places that a request should be scheduled.
+        self._num_wanted = num_places
+        self.num_places = num_places
         self._num_drafts: Int32Array = np.zeros(0, dtype=np.int32)
         self._num_scheduled: Int32Array = np.zeros(0, dtype=np.int32)
         # Compile now, with a batch of nothing: no serving step waits for a compiler.
@@ -106,9 +116,7 @@ class TrimManager:
         """Forget what a slot's former request left."""
         self._num_valid_drafts[req_idx].fill_(0)
 
-    def choose(
-        self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
-    ) -> int:
+    def choose(self, scheduler_output: Any) -> int:
         """Choose the step's draft budget, before the runner sees the step.
 
         Returns:
@@ -119,36 +127,36 @@ class TrimManager:
         tally = self._lagged.read()
         if tally is not None:
             policy.observe(tally)
-        self._draft_budget = 0
-        num_reqs = len(num_tokens_per_req)
-        if draft_tokens:
-            num_drafts = sum(map(len, draft_tokens.values()))
-            self._draft_budget = policy.choose(
-                sum(num_tokens_per_req.values()) - num_drafts,
-                len(draft_tokens),
-                num_drafts,
-                self._trimmer.max_draft_budget(num_reqs),
+        policy.cost_ratio = getattr(scheduler_output, COST_RATIO, 1.0)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        num_reqs = self.num_requests = len(scheduler_output.num_scheduled_tokens)
+        num_drafts = sum(map(len, drafts.values()))
+        num_plain = num_tokens - num_drafts
+        self.draft_budget = 0
+        if drafts:
+            most = self._trimmer.max_draft_budget(num_reqs)
+            self.draft_budget = policy.choose(num_plain, len(drafts), num_drafts, most)
+        elif tally is not None and policy.asleep and num_tokens == num_reqs:
+            num_places = min(
+                num_reqs * self._num_wanted, self._trimmer.max_draft_budget(num_reqs)
             )
-        elif tally is not None and policy.asleep:
-            num_decoding = sum(n == 1 for n in num_tokens_per_req.values())
-            num_places = num_decoding * self._req_states.num_speculative_steps
-            policy.pass_by(
-                sum(num_tokens_per_req.values()),
-                num_decoding,
-                min(num_places, self._trimmer.max_draft_budget(num_reqs)),
-            )
+            policy.pass_by(num_tokens, num_reqs, num_places)
         self._draft_values.asleep = policy.asleep
+        self.num_places = 0 if policy.asleep else self._num_wanted
+        self.expected_ms = 0.0
+        if num_plain == num_reqs:
+            self.expected_ms = policy.cost_of(num_reqs, self.draft_budget)
         if self._log is not None:
-            num_places = sum(map(len, draft_tokens.values()))
-            self._log.note(self._draft_budget, len(draft_tokens), num_places, tally)
-        return self._draft_budget
+            self._log.note(self.draft_budget, len(drafts), num_drafts, tally)
+        return self.draft_budget
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
         """Return the step's number of tokens under the budget that was chosen."""
         num_drafts = sum(map(len, draft_tokens.values()))
-        return sum(num_tokens_per_req.values()) - num_drafts + self._draft_budget
+        return sum(num_tokens_per_req.values()) - num_drafts + self.draft_budget
 
     def compact_batch(
         self,
@@ -165,11 +173,11 @@ class TrimManager:
         self._num_drafts = num_draft_tokens_per_req
         self._num_scheduled = num_scheduled_tokens
         non_draft = num_scheduled_tokens - num_draft_tokens_per_req
-        if self._draft_budget == 0:
+        if self.draft_budget == 0:
             num_logits = np.arange(cu_num_logits_np.shape[0], dtype=np.int32)
             return non_draft, num_logits * self._trimmer.num_bonus_tokens
         return (
-            non_draft + _spread(self._draft_budget, num_draft_tokens_per_req),
+            non_draft + _spread(self.draft_budget, num_draft_tokens_per_req),
             cu_num_logits_np,
         )
 
@@ -187,9 +195,9 @@ class TrimManager:
             self._num_drafts,
             self._num_scheduled,
             self._draft_values.confidences,
-            self._draft_budget,
+            self.draft_budget,
         )
-        result = (cu_num_logits, query_start_loc, self._draft_budget)
+        result = (cu_num_logits, query_start_loc, self.draft_budget)
         return (*result, None) if self._returns_admitted_counts else result
 
     def record_confidences(
@@ -331,6 +339,7 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
             vllm_config.max_concurrent_batches,
             "copy_admitted_drafts_to_host" in kwargs,
             drafts_unasked(speculator),
+            drafting_query_len(vllm_config) - 1,
             settings,
         )
 

@@ -36,9 +36,12 @@ def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         manager = self.adaptive_verification
         if isinstance(manager, TrimManager) and not dummy_run:
-            num_tokens = scheduler_output.num_scheduled_tokens
             drafts = scheduler_output.scheduled_spec_decode_tokens
-            if num_tokens and not manager.choose(num_tokens, drafts) and drafts:
+            if (
+                scheduler_output.total_num_scheduled_tokens
+                and not manager.choose(scheduler_output)
+                and drafts
+            ):
                 scheduler_output = _without_drafts(scheduler_output)
         return original(
             self, scheduler_output, intermediate_tensors, dummy_run, *args, **kwargs

@@ -1,0 +1,84 @@
+"""How long steps take by the clock, beside what they should cost."""
+
+# Steps of one kind and about one number of requests before they tell anything.
+_LEAST_STEPS = 8
+# What is known is about the mean of so many steps.
+_STEPS_AVERAGED = 32
+# A step longer than this many times its cost waited for something else.
+_MOST_TIMES = 4.0
+# What was learned of a kind of step fades with so many steps of other kinds: a bad
+# moment must not keep drafting off for ever.
+_STEPS_TO_FADE = 2000
+
+
+class _Kind:
+    """Steps with drafts or without, of about one number of requests."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.mean = 1.0
+
+    def note(self, times: float) -> None:
+        self.steps = min(self.steps + 1, _STEPS_AVERAGED)
+        self.mean += (times - self.mean) / self.steps
+
+
+class StepClock:
+    """Tells how much dearer steps with drafts are than they should be.
+
+    The costs measured at start know the forward pass and its rows. They do not know
+    longer contexts, nor what the host does for a step. The clock of one process may
+    correct them, not those of several ranks, which would disagree: the scheduler has
+    one.
+    """
+
+    def __init__(self) -> None:
+        # (whether with drafts, about how many requests) -> what they took.
+        self._kinds: dict[tuple[bool, int], _Kind] = {}
+        self._last_ms: float | None = None
+        self._last_requests = 0
+
+    def note(
+        self,
+        now_ms: float,
+        num_requests: int,
+        verifies_drafts: bool,
+        expected_ms: float,
+    ) -> None:
+        """Take in a step that was just done.
+
+        Args:
+            now_ms: the clock.
+            num_requests: of the step.
+            verifies_drafts: whether it verified any.
+            expected_ms: what it should have cost; 0 where that cannot be said, as
+                beside a prefill.
+        """
+        last, self._last_ms = self._last_ms, now_ms
+        same_batch = self._last_requests == num_requests
+        self._last_requests = num_requests
+        if last is None or expected_ms <= 0 or not same_batch:
+            return
+        times = (now_ms - last) / expected_ms
+        if times > _MOST_TIMES:
+            return
+        bucket = num_requests.bit_length()
+        kind = self._kinds.setdefault((verifies_drafts, bucket), _Kind())
+        kind.note(times)
+        other = self._kinds.get((not verifies_drafts, bucket))
+        if other is not None:
+            other.mean += (1.0 - other.mean) / _STEPS_TO_FADE
+
+    def ratio(self, num_requests: int) -> float:
+        """Return by how much more than plain steps those with drafts exceed their cost.
+
+        1 where too little is known of either.
+        """
+        bucket = num_requests.bit_length()
+        drafting = self._kinds.get((True, bucket))
+        plain = self._kinds.get((False, bucket))
+        if drafting is None or drafting.steps < _LEAST_STEPS:
+            return 1.0
+        if plain is None or plain.steps < _LEAST_STEPS:
+            return 1.0
+        return drafting.mean / plain.mean
