@@ -1,7 +1,7 @@
 """The model that is timed: the shape of Llama-3.1-8B, or a tiny one for a CPU."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,53 @@ SMOLLM2_CPU = Shape(
     slowness=100.0,
 )
 
-SHAPES = {shape.name: shape for shape in (LLAMA_8B, TINY, SMOLLM2, SMOLLM2_CPU)}
+# Collectives through NCCL's rings alone, no NVLink multicast: what is looked at is what
+# the ranks decide, not how fast they add.
+_NCCL_ALONE = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+}
+
+
+def _on_two_ranks(shape: Shape, layers: int, **engine: Any) -> Shape:
+    return Shape(
+        name=f"{shape.name}-tp2",
+        config={**shape.config, "num_hidden_layers": layers},
+        engine={
+            **shape.engine,
+            "worker_extension_cls": "grid.ranks_worker.RanksWorker",
+            "tensor_parallel_size": 2,
+            "distributed_executor_backend": "mp",
+            **engine,
+        },
+        environment={**shape.environment, **_NCCL_ALONE},
+        slowness=shape.slowness,
+    )
+
+
+# Fewer layers: steps are short, and delays weigh more.
+LLAMA_8B_TP2 = _on_two_ranks(
+    LLAMA_8B,
+    4,
+    max_num_seqs=32,
+    disable_custom_all_reduce=True,
+    compilation_config={"pass_config": {"fuse_allreduce_rms": False}},
+)
+TINY_TP2 = _on_two_ranks(
+    replace(
+        TINY, environment={**TINY.environment, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    ),
+    2,
+)
+
+SHAPES = {
+    shape.name: shape
+    for shape in (LLAMA_8B, TINY, SMOLLM2, SMOLLM2_CPU, LLAMA_8B_TP2, TINY_TP2)
+}
 
 
 def write_model(shape: Shape, folder: Path) -> Path:

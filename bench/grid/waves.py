@@ -29,6 +29,7 @@ class Waves:
         deadline: on the monotonic clock.
         more: what each process is told beside its arm.
         failures: what went wrong, one line each.
+        point_limit: seconds after which a point without an answer is given up.
     """
 
     shape: Shape
@@ -41,6 +42,7 @@ class Waves:
     deadline: float
     more: dict[str, Any]
     failures: list[str] = field(default_factory=list)
+    point_limit: float = float("inf")
 
     def left(self) -> float:
         """Return the seconds left."""
@@ -103,7 +105,10 @@ class Waves:
         begun = time.monotonic()
         try:
             answer: dict[str, Any] = children[arm].measure(
-                point.workload, point.c, self.length, max(self.left(), 0.0)
+                point.workload,
+                point.c,
+                self.length,
+                max(min(self.left(), self.point_limit), 0.0),
             )
             if "mismatch" in answer:
                 raise EngineFailed(f"MISMATCH {answer['mismatch']}")

@@ -245,6 +245,28 @@ def real_rounds(concurrency: int, rounds: int, length: int = 0) -> list[list[Ite
     return _split(items[:number], concurrency)
 
 
+def mixed_rounds(
+    rounds: int, requests: int, vocab_size: int, length: int = 0
+) -> list[list[Item]]:
+    """Return rounds of requests of several workloads, side by side.
+
+    Args:
+        rounds: how many.
+        requests: of a round.
+        vocab_size: the model's.
+        length: output tokens of each request; 0: each workload's own, so that requests
+            end, and others begin, at different times.
+    """
+    names = ("low", "high", "agentic", "mid")
+    share = -(-rounds * requests // len(names))
+    taken = []
+    for name in names:
+        make, own_length = WORKLOADS[name]
+        taken.append(_take(_shuffled(make(length or own_length)), share, vocab_size))
+    mixed = [item for items in zip(*taken, strict=True) for item in items]
+    return _split(mixed[: rounds * requests], requests)
+
+
 def _shift_plan(concurrency: int, vocab_size: int, length: int) -> Plan:
     stages = []
     # Where in its file each workload goes on: no text comes twice.
