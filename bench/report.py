@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
-from reporting import drafting, goals, grid_sections, plots, runners  # noqa: E402
+from reporting import drafting, goals, grid_sections, paper, plots, runners  # noqa: E402
 from reporting.compare import Grid  # noqa: E402
 from reporting.load import GRID, ResultError, read_grid, read_json  # noqa: E402
 
@@ -55,6 +55,9 @@ def page(
         "v1-suffix-against-v2": lambda: runners.v1_suffix_against_v2(grid),
         "replay": lambda: drafting.replay(records),
         "replay-loops": lambda: drafting.replay_loops(records),
+        "paper": lambda: paper.paper(grid, records.get("simulate_policy")),
+        "rivals-time": lambda: drafting.rivals_time(records),
+        "trim-time": lambda: drafting.trim_time(records),
         "propose-time": lambda: drafting.propose_time(records),
     }
 

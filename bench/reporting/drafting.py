@@ -105,6 +105,50 @@ def propose_time(records: Records) -> str:
     return table(head, rows) + "\n\n" + "\n\n".join(sources)
 
 
+def rivals_time(records: Records) -> str:
+    """Time of a step beside other suffix drafters, by batch."""
+    record = records.get("suffix_rivals")
+    if record is None:
+        return "`bench/bench_suffix_rivals.py` was not run yet."
+    names = list(dict.fromkeys(n for c in record["cases"] for n in c["arms"]))
+    rows = []
+    for case in record["cases"]:
+        cells = []
+        for name in names:
+            arm = case["arms"].get(name, {})
+            time = arm.get("propose_us", {}).get("p50", arm.get("host_us"))
+            cells.append(NOTHING if time is None else f"{time:.1f}")
+        floor = case.get("read_floor_us")
+        rows.append(
+            (
+                f"{case['num_reqs']} x {case['row_len']}",
+                *cells,
+                f"{floor:.1f}" if floor else NOTHING,
+            )
+        )
+    head = ("requests x row", *(f"{name} us" for name in names), "reading rows us")
+    return table(head, rows) + "\n\n" + _source(record)
+
+
+def trim_time(records: Records) -> str:
+    """GPU time of trimming, counting and valuing, by batch."""
+    record = records.get("trim")
+    if record is None:
+        return "`bench/bench_trim.py` was not run yet."
+    names = list(dict.fromkeys(n for c in record["cases"] for n in c["p50_us"]))
+    rows = []
+    for case in record["cases"]:
+        cells = []
+        for name in names:
+            time = case["p50_us"].get(name)
+            floor = case.get("floor_us", {}).get(name)
+            text = NOTHING if time is None else f"{time:.1f}"
+            cells.append(f"{text} ({floor:.2f})" if floor else text)
+        rows.append((case["num_reqs"], case["k"], *cells))
+    head = ("requests", "k", *(f"{name} us (floor)" for name in names))
+    return table(head, rows) + "\n\n" + _source(record)
+
+
 def _text(case: dict[str, Any]) -> str:
     return "many matches" if case["text"] == "dense" else "few matches"
 

@@ -383,3 +383,17 @@ def test_nothing_is_written_from_a_truncated_file(name: str, tmp_path: Path) -> 
 def test_the_committed_page_is_made_from_the_committed_results() -> None:
     done = report("--check")
     assert done.returncode == 0, done.stderr
+
+
+def test_paper_stands_beside_the_engine(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, line("v2-none", tpot_ms=10.0), line("ngram", tpot_ms=8.0))
+    point = {"policy": "curve", "k": 16, "workload": "low"}
+    points = [
+        {**point, "drafter": "ngram-latest", "requests": 64, "ratio": 1.0},
+        {**point, "drafter": "ngram-latest", "requests": 256, "ratio": 1.1},
+        {**point, "drafter": "ngram-latest", "policy": "fixed", "requests": 64},
+    ]
+    record = {"points": points, "commit": "abc", "command": "python x"}
+    text = part("paper").paper(grid, record)
+    assert "| ngram:16 | low | 1.00 / 1.25 (+25%) | 1.10 / - |" in text
+    assert "not run yet" in part("paper").paper(grid, None)
