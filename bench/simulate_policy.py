@@ -34,6 +34,8 @@ from policies.drafts import DRAFTERS, MAX_N, Drafts, find
 from policies.paper import Fixed, Lag, Learned, Valid
 from policies.workloads import WORKLOADS
 
+# Of the order in which texts arrive.
+SEED = 1
 LINEAR = StepCost()
 # The extra of a step with drafts at 256 requests is measured, the others are guesses.
 GRAPHS = StepCost(
@@ -132,7 +134,7 @@ def simulate(
     """
     drafts = drafts.limited(k)
     if order is None:
-        order = np.random.default_rng(1).permutation(len(drafts.first))
+        order = np.random.default_rng(SEED).permutation(len(drafts.first))
     order = order[drafts.length[order] > 1]
     following = requests
     now = order[np.arange(requests) % len(order)]
@@ -174,7 +176,7 @@ def run(
 ) -> Point:
     """Simulate one point from its names."""
     drafts = find(workload, drafter)
-    order = np.random.default_rng(1).permutation(len(drafts.first))
+    order = np.random.default_rng(SEED).permutation(len(drafts.first))
     if "memory" in drafter and len(order) > 2 * WARM:
         order = order[order >= WARM]
     tokens = max(20000, 40 * requests)
@@ -225,9 +227,11 @@ def main() -> None:
     parser.add_argument("--k", nargs="*", type=int, default=[5, 16])
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--commit")
     args = parser.parse_args()
     if args.paper:
-        print("saved", save("simulate_paper", {**machine(), "rows": paper()}, args.out))
+        record = {**machine(args.commit), "rows": paper()}
+        print("saved", save("simulate_paper", record, args.out))
         return
     cost = GRAPHS if args.graphs else LINEAR
     points = []
@@ -253,7 +257,8 @@ def main() -> None:
                     name = f"{drafter} {policy} {k}"
                     print(f"{name:34}{workload:14}" + "".join(cells), flush=True)
     record = {
-        **machine(),
+        **machine(args.commit),
+        "seed": SEED,
         "cost": "graphs" if args.graphs else "linear",
         "points": points,
     }

@@ -137,6 +137,8 @@ def _dress(
     axis.set_xlabel("requests at a time")
     axis.set_ylabel(label)
     if not log:
+        # One token a step is what no drafts give.
+        axis.set_ylim(bottom=0.9)
         return
     axis.set_yscale("log")
     low, high = axis.get_ylim()

@@ -1,6 +1,7 @@
 """The simulator counts what it says, and its policies keep their promises."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -154,3 +155,25 @@ def test_the_recorded_texts_are_never_slower(sim: ModuleType) -> None:
     for requests in (16, 256):
         point = sim.run("low", "ngram-latest", "curve", requests, 16, sim.GRAPHS)
         assert point.ratio > 0.97
+
+
+def test_the_command_saves_its_points(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sim, "find", lambda workload, drafter: never_right(sim))
+    command = (
+        "simulate_policy.py --policy fixed --drafter ngram-latest --workload low "
+        f"--requests 2 --k {K} --commit abc --out {tmp_path}"
+    )
+    monkeypatch.setattr(sys, "argv", command.split())
+    sim.main()
+    record = json.loads((tmp_path / "simulate_policy.json").read_text())
+    assert record["commit"] == "abc"
+    (point,) = record["points"]
+    assert (point["drafter"], point["workload"], point["k"]) == (
+        "ngram-latest", "low", K,
+    )  # fmt: skip
+    # All places are verified and none comes true.
+    assert point["rows"] == 2 * K * point["steps"]
+    assert point["accepted"] == 0
+    assert point["ratio"] < 1
