@@ -8,10 +8,13 @@ histogram of the keys finds that threshold without sorting.
 """
 
 import math
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
+
+from mrv2_spec.kernels.launching import Launches
 
 # Rows of drafts that are in registers at once, for few and for many request slots. A
 # pass over a block waits for memory several times, so few large blocks are faster:
@@ -196,26 +199,38 @@ def fill_draft_budget(
     assert num_scheduled_tokens.shape[0] >= num_reqs
     assert cu_num_logits.shape[0] > num_reqs
     max_num_reqs = query_start_loc.shape[0] - 1
-    padded_num_slots = triton.next_power_of_2(num_slots)
-    _fill_draft_budget_kernel[(1,)](
-        idx_mapping,
-        num_valid_drafts,
-        num_draft_tokens,
-        num_scheduled_tokens,
-        confidences,
-        confidences.stride(0),
-        cu_num_logits,
-        query_start_loc,
-        num_reqs,
-        max_num_reqs,
-        draft_budget,
-        NUM_BONUS_TOKENS=num_bonus_tokens,
-        K=num_slots,
-        K_PO2=padded_num_slots,
-        LEVELS=_num_levels(padded_num_slots),
-        BLOCK_ROWS=FEW_ROWS if max_num_reqs <= FEW_ROWS else MANY_ROWS,
-        num_warps=8 if max_num_reqs <= FEW_ROWS else 16,
+    block_rows = FEW_ROWS if max_num_reqs <= FEW_ROWS else MANY_ROWS
+    launch = _launches(num_bonus_tokens, num_slots, block_rows)
+    launch(
+        (1, 1, 1),
+        (
+            idx_mapping,
+            num_valid_drafts,
+            num_draft_tokens,
+            num_scheduled_tokens,
+            confidences,
+            confidences.stride(0),
+            cu_num_logits,
+            query_start_loc,
+            num_reqs,
+            max_num_reqs,
+            draft_budget,
+        ),
     )
+
+
+@cache
+def _launches(num_bonus_tokens: int, num_slots: int, block_rows: int) -> Launches:
+    padded_num_slots = triton.next_power_of_2(num_slots)
+    constants = {
+        "NUM_BONUS_TOKENS": num_bonus_tokens,
+        "K": num_slots,
+        "K_PO2": padded_num_slots,
+        "LEVELS": _num_levels(padded_num_slots),
+        "BLOCK_ROWS": block_rows,
+    }
+    num_warps = 8 if block_rows == FEW_ROWS else 16
+    return Launches(_fill_draft_budget_kernel, constants, num_warps=num_warps)
 
 
 def fill_draft_budget_ref(

@@ -9,9 +9,13 @@ at further back than the search does. The longer a copy has run, the likelier it
 on.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
+
+from mrv2_spec.kernels.launching import Launches
 
 # Positions a program looks at in one iteration. 1024 with 4 warps keeps two 16-byte
 # loads a thread in flight.
@@ -213,36 +217,54 @@ def propose_ngram(
     assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_reqs
     assert 1 <= min_n <= max_n and 0 <= num_steps <= num_slots
 
-    chunk_blocks = triton.cdiv(max_total_len * num_reqs, BLOCK * TARGET_PROGRAMS)
-    num_chunks = max(1, triton.cdiv(max_total_len, BLOCK * chunk_blocks))
-    _propose_ngram_kernel[(num_reqs, num_chunks)](
-        token_ids,
-        token_ids.stride(0),
-        idx_mapping,
-        total_len,
-        num_sampled,
-        placeholder_ids,
-        prior,
-        best,
-        arrivals,
-        drafts,
-        num_drafts,
-        confidences,
-        classes,
-        max_model_len,
-        num_steps,
-        chunk_blocks,
-        MIN_N=min_n,
-        MAX_N=max_n,
-        NUM_PLACEHOLDERS=placeholder_ids.shape[0],
-        LATEST=latest,
-        K=num_slots,
-        K_PO2=triton.next_power_of_2(num_slots),
-        BLOCK=BLOCK,
-        CLASS_WINDOW=CLASS_WINDOW,
-        CLASS_LENGTHS=CLASS_LENGTHS,
-        num_warps=4,
+    # Plain division rounded up: triton.cdiv is slow on the host.
+    chunk_blocks = -(-max_total_len * num_reqs // (BLOCK * TARGET_PROGRAMS))
+    num_chunks = max(1, -(-max_total_len // (BLOCK * chunk_blocks)))
+    launch = _launches(min_n, max_n, placeholder_ids.shape[0], latest, num_slots, BLOCK)
+    launch(
+        (num_reqs, num_chunks, 1),
+        (
+            token_ids,
+            token_ids.stride(0),
+            idx_mapping,
+            total_len,
+            num_sampled,
+            placeholder_ids,
+            prior,
+            best,
+            arrivals,
+            drafts,
+            num_drafts,
+            confidences,
+            classes,
+            max_model_len,
+            num_steps,
+            chunk_blocks,
+        ),
     )
+
+
+@cache
+def _launches(
+    min_n: int,
+    max_n: int,
+    num_placeholders: int,
+    latest: bool,
+    num_slots: int,
+    block: int,
+) -> Launches:
+    constants = {
+        "MIN_N": min_n,
+        "MAX_N": max_n,
+        "NUM_PLACEHOLDERS": num_placeholders,
+        "LATEST": latest,
+        "K": num_slots,
+        "K_PO2": triton.next_power_of_2(num_slots),
+        "BLOCK": block,
+        "CLASS_WINDOW": CLASS_WINDOW,
+        "CLASS_LENGTHS": CLASS_LENGTHS,
+    }
+    return Launches(_propose_ngram_kernel, constants, num_warps=4)
 
 
 def propose_ngram_ref(

@@ -1,8 +1,12 @@
 """Clamp each request's scheduled drafts to its real ones, on the device."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
+
+from mrv2_spec.kernels.launching import Launches
 
 BLOCK = 1024
 
@@ -86,19 +90,26 @@ def trim_drafts(
     assert num_draft_tokens.shape[0] >= num_reqs
     assert num_scheduled_tokens.shape[0] >= num_reqs
     assert cu_num_logits.shape[0] > num_reqs
-    _trim_drafts_kernel[(1,)](
-        idx_mapping,
-        num_valid_drafts,
-        num_draft_tokens,
-        num_scheduled_tokens,
-        cu_num_logits,
-        query_start_loc,
-        num_reqs,
-        query_start_loc.shape[0] - 1,
-        NUM_BONUS_TOKENS=num_bonus_tokens,
-        BLOCK=BLOCK,
-        num_warps=8,
+    launch = _launches(num_bonus_tokens, BLOCK)
+    launch(
+        (1, 1, 1),
+        (
+            idx_mapping,
+            num_valid_drafts,
+            num_draft_tokens,
+            num_scheduled_tokens,
+            cu_num_logits,
+            query_start_loc,
+            num_reqs,
+            query_start_loc.shape[0] - 1,
+        ),
     )
+
+
+@cache
+def _launches(num_bonus_tokens: int, block: int) -> Launches:
+    constants = {"NUM_BONUS_TOKENS": num_bonus_tokens, "BLOCK": block}
+    return Launches(_trim_drafts_kernel, constants, num_warps=8)
 
 
 def trim_drafts_ref(

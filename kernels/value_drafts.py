@@ -7,18 +7,25 @@ came to before corrects the chance that the drafter gives them; the chance that 
 places up to one come true is that one's *value*, which is tallied.
 
 A place is booked in a *cell*: the class that the drafter puts the draft in and the
-position, or, without classes, the chance that the drafter gives the place. Counts
-change by integer additions only, and the chances are read from a copy made before the
-step, so the order of the programs does not matter and all ranks agree.
+position, or, without classes, the chance that the drafter gives the place.
+
+What a step reads it does not write, and it writes by integer additions only, so the
+order of the programs does not matter and all ranks agree. Counts therefore lie in five
+tables. A step adds to one of three. It reads the one that the step before added to, and
+one of two sums, of all that came before that. One more program adds these two up, into
+the other sum, for the next step, and clears the third.
 """
 
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
+
+from mrv2_spec.kernels.launching import Launches
 
 # Values are told apart by powers of 2 ** -0.25, down to a 256th; the last bin holds
 # what is below.
@@ -28,11 +35,19 @@ BIN_STEPS_PER_OCTAVE = 4
 # these emitted.
 ROUNDS, TOKENS = NUM_BINS, NUM_BINS + 1
 TALLY_WIDTH = NUM_BINS + 2
+# The tables of counts: sums, and what single steps added.
+NUM_SUMS, NUM_ADDED = 2, 3
+# Both come round after so many steps.
+STEP_PERIOD = NUM_SUMS * NUM_ADDED
+# Cells that the program which adds up handles at a time.
+CELL_BLOCK = 128
 # Chances that a drafter gives are told apart finest near 0 and 1.
 NUM_CONFIDENCES = 32
 _LOGIT_OF_FIRST, _LOGIT_OF_LAST = -3.5, 6.0
 # What the drafter says counts as much as this many places seen.
 PRIOR_WEIGHT = 4
+# Counts above this are halved when they fade.
+MAX_COUNT = 1024
 
 
 def bin_edges() -> list[float]:
@@ -50,6 +65,25 @@ def confidence_edges() -> list[float]:
 
 
 @triton.jit
+def _counts_before(
+    sums_at,
+    recent_at,
+    cells,
+    mask,
+    fade,
+    NUM_CELLS: tl.constexpr,
+    MAX_COUNT: tl.constexpr,
+):
+    """Return the places decided and come true by cell, as before the step."""
+    seen = tl.load(sums_at + cells, mask=mask, other=0)
+    seen += tl.load(recent_at + cells, mask=mask, other=0)
+    right = tl.load(sums_at + NUM_CELLS + cells, mask=mask, other=0)
+    right += tl.load(recent_at + NUM_CELLS + cells, mask=mask, other=0)
+    shift = fade * (seen > MAX_COUNT).to(tl.int32)
+    return seen >> shift, right >> shift
+
+
+@triton.jit(do_not_specialize=["step", "fade"])
 def _value_drafts_kernel(
     token_ids_ptr,  # *int32 [max_num_reqs, max_model_len]
     token_ids_stride,
@@ -62,26 +96,51 @@ def _value_drafts_kernel(
     classes_ptr,  # *int32 [max_num_reqs]
     bin_edges_ptr,  # *float32 [NUM_BINS]
     confidence_edges_ptr,  # *float32 [NUM_CONFIDENCES]
-    known_ptr,  # *int32 [2, NUM_CELLS]
-    counts_ptr,  # *int32 [2, NUM_CELLS] (in and out)
+    sums_ptr,  # *int32 [2, 2, NUM_CELLS] (in and out)
+    added_ptr,  # *int32 [3, 2, NUM_CELLS] (in and out)
     made_tokens_ptr,  # *int32 [max_num_reqs, K] (in and out)
     made_cells_ptr,  # *int32 [max_num_reqs, K] (in and out)
     made_ptr,  # *int32 [max_num_reqs, 2] (in and out)
     slot_confidences_ptr,  # *float32 [max_num_reqs, K] (output)
-    tally_ptr,  # *int32 [TALLY_WIDTH] (in and out)
-    next_tally_ptr,  # *int32 [TALLY_WIDTH] (output)
+    tallies_ptr,  # *int32 [2, TALLY_STRIDE] (in and out)
+    step,
+    fade,
     HAS_CLASSES: tl.constexpr,
     NUM_CELLS: tl.constexpr,
     K: tl.constexpr,
     K_PO2: tl.constexpr,
     NUM_CONFIDENCES: tl.constexpr,
     NUM_BINS: tl.constexpr,
+    TALLY_STRIDE: tl.constexpr,
     PRIOR_WEIGHT: tl.constexpr,
+    MAX_COUNT: tl.constexpr,
+    CELL_BLOCK: tl.constexpr,
 ):
-    batch_idx = tl.program_id(0).to(tl.int64)
-    if batch_idx == 0:
+    sums_at = sums_ptr + (step % 2) * (2 * NUM_CELLS)
+    recent_at = added_ptr + ((step + 2) % 3) * (2 * NUM_CELLS)
+    counts_ptr = added_ptr + (step % 3) * (2 * NUM_CELLS)
+    tally_ptr = tallies_ptr + (step % 2) * TALLY_STRIDE
+
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        # No request: get ready for the next step what nobody else looks at in this one.
+        next_sums_ptr = sums_ptr + ((step + 1) % 2) * (2 * NUM_CELLS)
+        next_added_ptr = added_ptr + ((step + 1) % 3) * (2 * NUM_CELLS)
+        for start in range(0, NUM_CELLS, CELL_BLOCK):
+            cells = start + tl.arange(0, CELL_BLOCK)
+            mask = cells < NUM_CELLS
+            seen, right = _counts_before(
+                sums_at, recent_at, cells, mask, fade, NUM_CELLS, MAX_COUNT
+            )
+            tl.store(next_sums_ptr + cells, seen, mask=mask)
+            tl.store(next_sums_ptr + NUM_CELLS + cells, right, mask=mask)
+            tl.store(next_added_ptr + cells, 0, mask=mask)
+            tl.store(next_added_ptr + NUM_CELLS + cells, 0, mask=mask)
         t = tl.arange(0, 2 * NUM_BINS)
+        next_tally_ptr = tallies_ptr + ((step + 1) % 2) * TALLY_STRIDE
         tl.store(next_tally_ptr + t, 0, mask=t < NUM_BINS + 2)
+        return
+
+    batch_idx = tl.program_id(0).to(tl.int64)
     slot = tl.load(idx_mapping_ptr + batch_idx).to(tl.int64)
     num_sampled = tl.load(num_sampled_ptr + batch_idx)
     k = tl.arange(0, K_PO2)
@@ -120,8 +179,9 @@ def _value_drafts_kernel(
         edge = tl.load(confidence_edges_ptr + tl.arange(0, NUM_CONFIDENCES))
         cell = tl.sum((given[:, None] >= edge[None, :]).to(tl.int32), axis=1)
     cell = tl.where(is_draft, cell, 0)
-    seen = tl.load(known_ptr + cell, mask=is_draft, other=0)
-    right = tl.load(known_ptr + NUM_CELLS + cell, mask=is_draft, other=0)
+    seen, right = _counts_before(
+        sums_at, recent_at, cell, is_draft, fade, NUM_CELLS, MAX_COUNT
+    )
     confidence = (right + given * PRIOR_WEIGHT) / (seen + PRIOR_WEIGHT)
     confidence = tl.where(is_draft, confidence, 0.0)
     tl.store(confidences_ptr + batch_idx * K + k, confidence, mask=k < K)
@@ -153,14 +213,16 @@ def value_drafts(
     classes: torch.Tensor | None,
     bin_edges: torch.Tensor,
     confidence_edges: torch.Tensor,
-    known: torch.Tensor,
-    counts: torch.Tensor,
+    sums: torch.Tensor,
+    added: torch.Tensor,
     made_tokens: torch.Tensor,
     made_cells: torch.Tensor,
     made: torch.Tensor,
     slot_confidences: torch.Tensor,
-    tally: torch.Tensor,
-    next_tally: torch.Tensor,
+    tallies: torch.Tensor,
+    *,
+    step: int,
+    fade: bool,
 ) -> None:
     """Book the drafts that the step's tokens decide, and take in the new ones.
 
@@ -179,17 +241,23 @@ def value_drafts(
             places are told apart by the chance that the drafter gives them.
         bin_edges: [NUM_BINS] float32, :func:`bin_edges` and 0.
         confidence_edges: [NUM_CONFIDENCES] float32, :func:`confidence_edges` and 2.
-        known: [2, cells] int32, ``counts`` as they were before the step.
-        counts: [2, cells] int32 (in and out), how often places were decided, and how
-            often they came true. Cells are classes times K, or NUM_CONFIDENCES.
+        sums: [2, 2, cells] int32 (in and out), how often places were decided, and how
+            often they came true, up to the step before the last one. Cells are classes
+            times K, or NUM_CONFIDENCES. The half read is ``step % 2``; the other is
+            written for the next step.
+        added: [3, 2, cells] int32 (in and out), what steps added. This one adds to
+            ``step % 3``, zero before, and reads what the last one added; the third is
+            zeroed for the next.
         made_tokens: [max_num_reqs, K] int32 (in and out), the newest draft by slot.
         made_cells: [max_num_reqs, K] int32 (in and out), where it is booked.
         made: [max_num_reqs, 2] int32 (in and out), its length, and where in the row
             it begins.
         slot_confidences: [max_num_reqs, K] float32 (output), the corrected chances.
-        tally: [TALLY_WIDTH] int32 (in and out), zero before: draft places by value,
-            then rounds and the tokens that these emitted.
-        next_tally: [TALLY_WIDTH] int32 (output), zeroed for the next step.
+        tallies: [2, >= TALLY_WIDTH] int32 (in and out). Half ``step % 2``, zero before,
+            becomes the draft places by value, then rounds and the tokens that these
+            emitted; the other is zeroed for the next step.
+        step: number of this launch, or its rest by STEP_PERIOD.
+        fade: halve what is above MAX_COUNT, before this step.
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs == 0:
@@ -198,35 +266,53 @@ def value_drafts(
     assert drafts.dtype == torch.int64 and drafts.stride() == (num_slots, 1)
     assert confidences.stride() == (num_slots, 1)
     assert made.shape[1] == 2 and made_tokens.shape[1] == num_slots
-    _value_drafts_kernel[(num_reqs,)](
-        token_ids,
-        token_ids.stride(0),
-        idx_mapping,
-        total_len,
-        num_sampled,
-        drafts,
-        num_drafts,
-        confidences,
-        made if classes is None else classes,
-        bin_edges,
-        confidence_edges,
-        known,
-        counts,
-        made_tokens,
-        made_cells,
-        made,
-        slot_confidences,
-        tally,
-        next_tally,
-        HAS_CLASSES=classes is not None,
-        NUM_CELLS=counts.shape[1],
-        K=num_slots,
-        K_PO2=triton.next_power_of_2(num_slots),
-        NUM_CONFIDENCES=NUM_CONFIDENCES,
-        NUM_BINS=NUM_BINS,
-        PRIOR_WEIGHT=PRIOR_WEIGHT,
-        num_warps=1,
+    assert sums.is_contiguous() and added.is_contiguous()
+    launch = _launches(classes is not None, sums.shape[2], num_slots, tallies.stride(0))
+    launch(
+        # One more than there are requests: it adds up.
+        (num_reqs + 1, 1, 1),
+        (
+            token_ids,
+            token_ids.stride(0),
+            idx_mapping,
+            total_len,
+            num_sampled,
+            drafts,
+            num_drafts,
+            confidences,
+            made if classes is None else classes,
+            bin_edges,
+            confidence_edges,
+            sums,
+            added,
+            made_tokens,
+            made_cells,
+            made,
+            slot_confidences,
+            tallies,
+            step,
+            int(fade),
+        ),
     )
+
+
+@cache
+def _launches(
+    has_classes: bool, num_cells: int, num_slots: int, tally_stride: int
+) -> Launches:
+    constants = {
+        "HAS_CLASSES": has_classes,
+        "NUM_CELLS": num_cells,
+        "K": num_slots,
+        "K_PO2": triton.next_power_of_2(num_slots),
+        "NUM_CONFIDENCES": NUM_CONFIDENCES,
+        "NUM_BINS": NUM_BINS,
+        "TALLY_STRIDE": tally_stride,
+        "PRIOR_WEIGHT": PRIOR_WEIGHT,
+        "MAX_COUNT": MAX_COUNT,
+        "CELL_BLOCK": CELL_BLOCK,
+    }
+    return Launches(_value_drafts_kernel, constants, num_warps=1)
 
 
 @dataclass

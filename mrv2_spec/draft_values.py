@@ -5,17 +5,21 @@ from typing import Any
 import torch
 
 from mrv2_spec.kernels.value_drafts import (
+    MAX_COUNT,
+    NUM_ADDED,
     NUM_CONFIDENCES,
+    NUM_SUMS,
+    STEP_PERIOD,
     TALLY_WIDTH,
     bin_edges,
     confidence_edges,
     value_drafts,
 )
 
-# Counts above this are halved, so that old traffic fades, and how often this is looked
-# at.
-MAX_COUNT = 1024
+# How often large counts are halved, so that old traffic fades.
 STEPS_BETWEEN_HALVINGS = 16
+# Rows of whole 16 bytes: kernels are compiled for aligned pointers.
+_TALLY_STRIDE = -(-TALLY_WIDTH // 4) * 4
 
 
 class DraftValues:
@@ -29,7 +33,8 @@ class DraftValues:
         device: where all of this lives.
 
     Attributes:
-        counts: [2, cells] int32, places decided and come true.
+        sums: [2, 2, cells] int32, see ``value_drafts``.
+        added: [3, 2, cells] int32, likewise.
         classes: [max_num_reqs] int32 by slot, written by the drafter; None without
             classes.
         confidences: [max_num_reqs, K] float32 by slot, of the newest drafts.
@@ -46,18 +51,19 @@ class DraftValues:
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         shape = (max_num_reqs, num_speculative_tokens)
         num_cells = num_classes * num_speculative_tokens or NUM_CONFIDENCES
-        self.counts = torch.zeros(2, num_cells, **ints)
+        self.sums = torch.zeros(NUM_SUMS, 2, num_cells, **ints)
+        self.added = torch.zeros(NUM_ADDED, 2, num_cells, **ints)
         self.classes: torch.Tensor | None = None
         if num_classes:
             self.classes = torch.zeros(max_num_reqs, **ints)
         self.confidences = torch.zeros(shape, dtype=torch.float32, device=device)
         self._bin_edges = torch.tensor([*bin_edges(), 0.0], device=device)
         self._confidence_edges = torch.tensor([*confidence_edges(), 2.0], device=device)
-        self._known = torch.zeros_like(self.counts)
         self._made_tokens = torch.zeros(shape, **ints)
         self._made_cells = torch.zeros(shape, **ints)
         self._made = torch.zeros(max_num_reqs, 2, **ints)
-        self._tallies = torch.zeros(2, TALLY_WIDTH, **ints)
+        self._tallies = torch.zeros(2, _TALLY_STRIDE, **ints)
+        self._tally_views = [tally[:TALLY_WIDTH] for tally in self._tallies]
         self.asleep = False
         self._steps = 0
         self._taken = 0
@@ -66,8 +72,24 @@ class DraftValues:
     def tally(self) -> torch.Tensor:
         """[TALLY_WIDTH] int32: the newest step's draft places by value, then its
         rounds and the tokens that they emitted."""
-        tally: torch.Tensor = self._tallies[self._steps % 2]
+        tally: torch.Tensor = self._tally_views[self._steps % 2]
         return tally
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """[2, cells] int32: places decided and come true, as the next step knows them.
+
+        For whoever looks at them from outside; changes nothing.
+        """
+        steps = self._steps
+        counts = self.sums[(steps + 1) % NUM_SUMS] + self.added[steps % NUM_ADDED]
+        if self._fades_before(steps + 1):
+            counts >>= (counts[:1] > MAX_COUNT).to(torch.int32)
+        return counts
+
+    @staticmethod
+    def _fades_before(step: int) -> bool:
+        return step > 1 and (step - 1) % STEPS_BETWEEN_HALVINGS == 0
 
     def take_tally(self) -> torch.Tensor | None:
         """Return the newest tally, or None if it was taken before."""
@@ -87,6 +109,9 @@ class DraftValues:
         confidences: torch.Tensor,
     ) -> None:
         """Take in one step; the arguments are those of ``value_drafts``."""
+        if idx_mapping.shape[0] == 0:
+            # Nothing is launched: the tables do not come round.
+            return
         self._steps += 1
         value_drafts(
             token_ids,
@@ -99,24 +124,22 @@ class DraftValues:
             self.classes,
             self._bin_edges,
             self._confidence_edges,
-            self._known,
-            self.counts,
+            self.sums,
+            self.added,
             self._made_tokens,
             self._made_cells,
             self._made,
             self.confidences,
-            self._tallies[self._steps % 2],
-            self._tallies[(self._steps + 1) % 2],
+            self._tallies,
+            step=self._steps % STEP_PERIOD,
+            fade=self._fades_before(self._steps),
         )
-        if self._steps % STEPS_BETWEEN_HALVINGS == 0:
-            self.counts >>= (self.counts[:1] > MAX_COUNT).to(torch.int32)
-        self._known.copy_(self.counts)
 
     def reset(self) -> None:
         """Forget all drafts and what was learned from them."""
         for tensor in (
-            self.counts,
-            self._known,
+            self.sums,
+            self.added,
             self._made,
             self._tallies,
             self.confidences,

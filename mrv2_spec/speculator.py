@@ -117,7 +117,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     def capture(self) -> None:
         """Do nothing: drafting is not captured."""
 
-    @torch.inference_mode()
+    # Not `torch.inference_mode`: the runner is in it, and entering it again takes time.
     def propose(
         self,
         input_batch: InputBatch,
@@ -159,7 +159,9 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
                 self._book(input_batch, num_sampled)
                 return self.draft_tokens[:num_reqs]
             num_speculative_tokens = self.num_speculative_steps
-        max_seq_len = int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max())
+        # By numpy: as torch operations these would take several times as long.
+        seq_lens = input_batch.seq_lens_cpu_upper_bound.numpy()
+        max_seq_len = int(seq_lens[:num_reqs].max())
         step = StepInputs(
             rows=TokenRows(
                 token_ids=req_states.all_token_ids.gpu,

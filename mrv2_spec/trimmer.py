@@ -1,5 +1,7 @@
 """Which drafts a step verifies, decided on the device without waiting for it."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -8,6 +10,10 @@ from mrv2_spec.kernels.fill_draft_budget import fill_draft_budget
 from mrv2_spec.kernels.trim_drafts import trim_drafts
 
 Int32Array = npt.NDArray[np.int32]
+
+# Batches whose counts may be on their way to the device at once: the engine prepares at
+# most two steps before the device has run them.
+NUM_STAGED = 4
 
 
 class VariableDraftTrimmer:
@@ -55,9 +61,21 @@ class VariableDraftTrimmer:
             max_num_reqs + 1, dtype=torch.int32, device=device
         )
         # Rows of whole 16 bytes: kernels are compiled for aligned pointers.
-        self._host_counts = torch.zeros(
-            2, -(-max_num_reqs // 4) * 4, dtype=torch.int32, device=device
-        )
+        shape = (2, -(-max_num_reqs // 4) * 4)
+        self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._drafts, self._scheduled = self._counts[0], self._counts[1]
+        on_gpu = device.type == "cuda"
+        self._staged = [
+            torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu)
+            for _ in range(NUM_STAGED)
+        ]
+        self._staged_np = [staged.numpy() for staged in self._staged]
+        # Recorded behind each one's newest copy.
+        self._copied: list[Any] = [
+            torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+            for _ in self._staged
+        ]
+        self._turn = 0
 
     def max_draft_budget(self, num_reqs: int) -> int:
         """Return the most draft places that ``num_reqs`` requests leave room for."""
@@ -81,12 +99,12 @@ class VariableDraftTrimmer:
             [max_num_reqs + 1], int32 on the device, valid until the next call.
         """
         num_reqs = idx_mapping.shape[0]
-        counts = self._to_device(num_draft_tokens_per_req, num_scheduled_tokens)
+        self._to_device(num_draft_tokens_per_req, num_scheduled_tokens)
         trim_drafts(
             idx_mapping,
             self.num_valid_drafts,
-            counts[0],
-            counts[1],
+            self._drafts,
+            self._scheduled,
             self._cu_num_logits,
             self.query_start_loc,
             num_bonus_tokens=self.num_bonus_tokens,
@@ -114,12 +132,12 @@ class VariableDraftTrimmer:
             As :meth:`trim`.
         """
         num_reqs = idx_mapping.shape[0]
-        counts = self._to_device(num_draft_tokens_per_req, num_scheduled_tokens)
+        self._to_device(num_draft_tokens_per_req, num_scheduled_tokens)
         fill_draft_budget(
             idx_mapping,
             self.num_valid_drafts,
-            counts[0],
-            counts[1],
+            self._drafts,
+            self._scheduled,
             confidences,
             self._cu_num_logits,
             self.query_start_loc,
@@ -128,16 +146,18 @@ class VariableDraftTrimmer:
         )
         return self._cu_num_logits[: num_reqs + 1], self.query_start_loc
 
-    def _to_device(self, drafts: Int32Array, scheduled: Int32Array) -> torch.Tensor:
-        # One transfer for both. The pinned staging memory comes from torch's caching
-        # host allocator, which gives it out again only when the copy has run.
-        staged = torch.empty(
-            self._host_counts.shape,
-            dtype=torch.int32,
-            pin_memory=self._host_counts.device.type == "cuda",
-        )
-        staged_np = staged.numpy()
+    def _to_device(self, drafts: Int32Array, scheduled: Int32Array) -> None:
+        # One transfer for both, from memory that is pinned once: to pin it anew costs
+        # the host more than the copy.
+        turn = self._turn = (self._turn + 1) % NUM_STAGED
+        copied = self._copied[turn]
+        if copied is not None and not copied.query():
+            # Only a caller that never waits for its steps gets here.
+            copied.synchronize()
         num_reqs = drafts.shape[0]
-        staged_np[0, :num_reqs] = drafts
-        staged_np[1, :num_reqs] = scheduled
-        return self._host_counts.copy_(staged, non_blocking=True)
+        staged = self._staged_np[turn]
+        staged[0, :num_reqs] = drafts
+        staged[1, :num_reqs] = scheduled
+        self._counts.copy_(self._staged[turn], non_blocking=True)
+        if copied is not None:
+            copied.record()

@@ -30,7 +30,10 @@ _VALUE = {
     "K_PO2": 16,
     "NUM_CONFIDENCES": 32,
     "NUM_BINS": 32,
+    "TALLY_STRIDE": 36,
     "PRIOR_WEIGHT": 4,
+    "MAX_COUNT": 1024,
+    "CELL_BLOCK": 128,
 }
 _FILL = {
     "NUM_BONUS_TOKENS": 1,

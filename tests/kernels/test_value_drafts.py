@@ -140,8 +140,8 @@ def test_follows_the_reference(
     num_slots: int, num_classes: int, device: torch.device, rng: random.Random
 ) -> None:
     run = Run(device, rng, num_slots, num_classes)
-    # Fewer steps than there are between halvings.
-    for step in range(15):
+    # All tables of counts come round several times.
+    for step in range(20):
         run.step(odd=step % 5 == 4)
     if num_slots > 1:
         assert any(came_true for _, came_true in run.reference.counts.values())
@@ -187,12 +187,40 @@ def test_another_requests_draft_is_not_booked(device: torch.device) -> None:
 
 def test_counts_fade(device: torch.device) -> None:
     values = DraftValues(1, 2, 2, device)
-    values.counts[0] = torch.tensor([1100, 1024, 4000, 0])
-    values.counts[1] = torch.tensor([1, 1024, 3000, 0])
+    # What the first step takes for all that came before.
+    values.sums[1, 0] = torch.tensor([1100, 1024, 4000, 0])
+    values.sums[1, 1] = torch.tensor([1, 1024, 3000, 0])
     for step in range(16):
         # Every step begins another request: nothing is booked.
         one_step(values, [0] * (1 + 2 * step), [0, 0])
-    assert values.counts.tolist() == [[550, 1024, 2000, 0], [0, 1024, 1500, 0]]
+    faded = [[550, 1024, 2000, 0], [0, 1024, 1500, 0]]
+    assert values.counts.tolist() == faded
+    # Once, though what is halved is read and written on in further steps.
+    for step in range(16, 31):
+        one_step(values, [0] * (1 + 2 * step), [0, 0])
+        assert values.counts.tolist() == faded
+    one_step(values, [0] * 64, [0, 0])
+    assert values.counts.tolist() == [[550, 1024, 1000, 0], [0, 1024, 750, 0]]
+
+
+def test_a_step_of_nobody_changes_nothing(device: torch.device) -> None:
+    values = DraftValues(1, 2, 1, device)
+    one_step(values, [1], [2, 3])
+    one_step(values, [1, 2], [3, 4])
+    counts, tally = values.counts.tolist(), values.tally.tolist()
+    nobody = torch.zeros(0, dtype=torch.int64, device=device)
+    values.update(
+        torch.zeros(1, 4, dtype=torch.int32, device=device),
+        nobody,
+        torch.zeros(1, dtype=torch.int32, device=device),
+        nobody.to(torch.int32),
+        torch.zeros(1, 2, dtype=torch.int64, device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+        torch.zeros(1, 2, device=device),
+    )
+    assert values.counts.tolist() == counts and values.tally.tolist() == tally
+    one_step(values, [1, 2, 3], [0, 0])
+    assert values.counts.tolist() == [[2, 0], [2, 0]]
 
 
 def test_reset_forgets(device: torch.device) -> None:
