@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mrv2_spec.config import Scoring
 from mrv2_spec.corpus.namespaces import Namespace
@@ -153,13 +155,12 @@ def answers(
 
 
 @SCORINGS
-@pytest.mark.parametrize("case", range(3))
-def test_a_tenant_is_drafted_as_on_an_engine_of_its_own(
-    scoring: Scoring, case: int, rng: random.Random
-):
+@settings(max_examples=2)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_tenant_is_drafted_as_on_an_engine_of_its_own(scoring: Scoring, seed: int):
     """Another's traffic before and between changes no draft and no confidence."""
-    seed = rng.getrandbits(32)
-    num = 80 if scoring == "learned" else 60
+    rng = random.Random(seed)
+    num = 40
 
     def run(strangers: Sequence[RequestAccess]) -> Any:
         mine = random.Random(seed)
@@ -171,14 +172,14 @@ def test_a_tenant_is_drafted_as_on_an_engine_of_its_own(
             tenants.append(other)
         order = [0] * num
         for which in range(1, len(tenants)):
-            order = [which] * rng.randint(20, 60) + order
+            order = [which] * rng.randint(10, 30) + order
             for _ in range(num):
                 order.insert(rng.randrange(len(order)), which)
         return answers(scoring, tenants, order)
 
     alone = run([])
     assert any(draft for draft, _ in alone)
-    assert run([RequestAccess(A), OPEN, RequestAccess(A, read=False)]) == alone
+    assert run([RequestAccess(A), OPEN]) == alone
     # The same traffic in one namespace does change them, so the test can fail.
     assert run([RequestAccess(B)]) != alone
 
@@ -205,7 +206,7 @@ def test_what_a_namespace_learned_is_forgotten_with_its_row():
     assert not torch.equal(learned[0], prior)
     for i in range(rows):
         engine.start(3, [7], RequestAccess((None, str(i), None)))
-        engine.emit(3, [1, 2])
+    engine.emit(3, [1, 2])
     assert torch.equal(learned[0], prior)
 
 

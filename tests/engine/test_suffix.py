@@ -132,3 +132,67 @@ def test_tenants(kind: str, rng: random.Random, texts: Texts, run: Run) -> None:
         # As on an engine that never saw the owner.
         assert drafts == first_drafts(cold, "asker")
         assert not any(drafts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scoring"),
+    [("other salt", "learned"), ("other salt", "reference"), ("same salt", "learned")],
+)
+def test_a_tenant_with_a_memory_of_its_own(
+    kind: str, scoring: str, rng: random.Random, texts: Texts, run: Run
+) -> None:
+    """What the asker drafts from its own requests does not depend on the owner's."""
+    length = 24
+    prompts, expected = texts.draw(lambda: walk(rng, rng.randrange(4, 12)), 4, length)
+    salt = "b" if kind == "other salt" else "a"
+
+    def job(owner_first: bool) -> dict[str, Any]:
+        actions: list[list[Any]] = []
+        if owner_first:
+            for i, prompt in enumerate(prompts[::-1] * 2):
+                actions.append(add(f"owner{i}", with_salt(prompt, "a"), length))
+            actions.append(["step", 100])
+        for time in range(2):
+            for i, prompt in enumerate(prompts):
+                name = f"asker{time}{i}"
+                actions.append(add(name, with_salt(prompt, salt), length))
+            actions.append(["step", 60])
+        return run(
+            actions,
+            engine={
+                # How many drafts are verified follows what all requests' steps showed.
+                **suffix(4, scoring=scoring, trim=False),
+                "max_num_seqs": 4,
+                "enable_prefix_caching": False,
+            },
+            record=True,
+        )
+
+    def per_request(result: dict[str, Any]) -> dict[str, list[tuple[Any, ...]]]:
+        """Return what was known, sampled and drafted, step by step."""
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        for step in result["records"]:
+            for entry in step:
+                name = entry["id"]
+                if name.startswith("asker"):
+                    what = tuple(entry[key] for key in sorted(entry) if key != "id")
+                    found.setdefault(name, []).append(what)
+        return found
+
+    warm, cold = job(True), job(False)
+    assert outputs(warm)[-8:] == outputs(cold)[-8:] == expected * 2
+    assert len(per_request(cold)) == 8
+    # The second time the asker's own memory helps, in fewer steps.
+    steps = {name: len(found) for name, found in per_request(cold).items()}
+    first, second = (
+        sum(steps[f"asker{time}{i}"] for i in range(4)) for time in range(2)
+    )
+    assert second < first
+    if kind == "other salt":
+        assert per_request(warm) == per_request(cold)
+        counts = [dict(result["request_counts"]) for result in (warm, cold)]
+        assert set(steps) <= set(counts[1])
+        for name in steps:
+            assert counts[0][name] == counts[1][name]
+    else:
+        assert per_request(warm) != per_request(cold)
