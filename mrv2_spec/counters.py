@@ -202,16 +202,3 @@ def vector_size(num_drafts: int) -> int:
 def add_up(counts: Iterable[DraftCounts], num_drafts: int) -> DraftCounts:
     """Return the sum, zeros of nothing."""
     return sum(counts, DraftCounts(num_drafts))
-
-
-class DraftCounters:
-    """Nothing: drafts are counted by the hooks in integration/counting.py."""
-
-    def __init__(self, *_: Any) -> None:
-        """Take what was once asked for."""
-
-    def book(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def reset(self) -> None:
-        """Do nothing."""

@@ -38,7 +38,7 @@ class DraftValues:
         classes: [max_num_reqs] int32 by slot, written by the drafter; None without
             classes.
         confidences: [max_num_reqs, K] float32 by slot, of the newest drafts.
-        asleep: whether drafts are made for this judgement only.
+        asleep: whether drafts are made to be judged only, where none are asked for.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from mrv2_spec.config import Settings, parse_settings
-from mrv2_spec.counters import DraftCounters
 from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.views import StepInputs, TokenRows
@@ -73,9 +72,6 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         )
         self._idle_steps = 0
         self.draft_values = DraftValues(*shape, self.num_draft_classes, device)
-        self.counters = DraftCounters(req_states.max_num_reqs, device)
-        # [num_reqs] int32 of the step in progress, set by the grammar hook.
-        self.num_acceptable_drafts: torch.Tensor | None = None
 
     @abstractmethod
     def draft(self, step: StepInputs) -> None:
@@ -109,7 +105,6 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         """Forget all requests: what was drafted for them, and what became of it."""
         self.num_valid_drafts_for_trim.zero_()
         self.draft_values.reset()
-        self.counters.reset()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Do nothing: drafting is not captured."""
@@ -150,13 +145,13 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if num_speculative_tokens is None:
             num_speculative_tokens = self.num_speculative_steps
         req_states = self.req_states
-        if num_speculative_tokens == 0 and self.draft_values.asleep:
+        self.draft_values.asleep &= num_speculative_tokens == 0
+        if self.draft_values.asleep:
             # Nobody will verify them. They are made in some of the steps all the same,
             # to be compared with what comes: that tells when verifying would pay.
             self._idle_steps += 1
             if self._idle_steps % IDLE_PERIOD >= 2:
                 self.num_valid_drafts_for_trim.zero_()
-                self._book(input_batch, num_sampled)
                 return self.draft_tokens[:num_reqs]
             num_speculative_tokens = self.num_speculative_steps
         # By numpy: as torch operations these would take several times as long.
@@ -184,17 +179,4 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             self.num_valid_drafts_for_trim,
             self.draft_token_confidence_probs,
         )
-        self._book(input_batch, num_sampled)
         return self.draft_tokens[:num_reqs]
-
-    def _book(self, input_batch: InputBatch, num_sampled: torch.Tensor) -> None:
-        self.counters.book(
-            input_batch.idx_mapping,
-            num_sampled,
-            input_batch.cu_num_logits,
-            self.num_acceptable_drafts,
-            self.req_states.total_len.gpu,
-            self.req_states.prefill_len.gpu,
-            self.num_valid_drafts_for_trim,
-        )
-        self.num_acceptable_drafts = None

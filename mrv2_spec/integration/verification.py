@@ -142,7 +142,8 @@ class TrimManager:
                 num_reqs * self._num_wanted, self._trimmer.max_draft_budget(num_reqs)
             )
             policy.pass_by(num_tokens, num_reqs, num_places)
-        self._draft_values.asleep = policy.asleep
+        # Until the scheduler has heard that it woke, drafts go on being judged alone.
+        self._draft_values.asleep |= policy.asleep
         self.num_places = 0 if policy.asleep else self._num_wanted
         self.expected_ms = 0.0
         if num_plain == num_reqs:
