@@ -181,9 +181,10 @@ class Watch:
             delays.device(main_stream())
             return record(*args, **kwargs)
 
-        def noting_choose(num_tokens_per_req: Any, draft_tokens: Any) -> Any:
-            budget = choose(num_tokens_per_req, draft_tokens)
-            self._chosen = (budget, sum(map(len, draft_tokens.values())))
+        def noting_choose(scheduler_output: Any) -> Any:
+            budget = choose(scheduler_output)
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            self._chosen = (budget, sum(map(len, drafts.values())))
             return budget
 
         runner.execute_model, runner.sample_tokens = late_execute, late_sample

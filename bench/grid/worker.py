@@ -53,9 +53,9 @@ class GridWorker:
             )
             self._grid_steps = steps
 
-            def counting_choose(num_tokens_per_req: Any, draft_tokens: Any) -> Any:
-                budget = choose(num_tokens_per_req, draft_tokens)
-                if draft_tokens:
+            def counting_choose(scheduler_output: Any) -> Any:
+                budget = choose(scheduler_output)
+                if scheduler_output.scheduled_spec_decode_tokens:
                     steps["steps_with" if budget else "steps_without"] += 1
                     steps["budget"] += budget
                 elif policy.asleep:

@@ -43,7 +43,7 @@ class Rank:
             propose=lambda *args, **kwargs: self.drafts,
         )
         manager = SimpleNamespace(
-            choose=lambda num_tokens_per_req, draft_tokens: self.budget,
+            choose=lambda scheduler_output: self.budget,
             record_confidences=lambda *args: None,
             policy=SimpleNamespace(asleep=False),
         )
@@ -69,7 +69,8 @@ class Rank:
         """Do what vLLM's worker does in a step."""
         runner = self.runner
         manager = runner.adaptive_verification
-        manager.choose({"a": 4, "b": 4}, {"a": [0, 0, 0], "b": [0, 0, 0]})
+        scheduled = {"a": [0, 0, 0], "b": [0, 0, 0]}
+        manager.choose(SimpleNamespace(scheduled_spec_decode_tokens=scheduled))
         runner.execute_model()
         runner.sample_tokens()
         num_sampled = torch.tensor([1, 2], dtype=torch.int32)
