@@ -298,6 +298,26 @@ def _gpu(record: dict[str, Any]) -> str:
     )
 
 
+def suffix_golden() -> str:
+    """Recorded drafts that the count model of the reference scoring gives."""
+    record = load("suffix_golden")
+    names = ("steps", "exact", "ambiguous_allowed", "wrong")
+    runs = record["runs"]
+    total = {"run": "all", **{n: sum(run[n] for run in runs) for n in names}}
+    rows = [
+        (
+            run["run"],
+            run["steps"],
+            run["exact"],
+            f"{run['ambiguous_allowed']} ({run['ambiguous_allowed'] / run['steps']:.1%})",
+            run["wrong"],
+        )
+        for run in (*runs, total)
+    ]
+    head = ("streams", "steps", "exact", "ambiguous, allowed", "not given")
+    return table(head, rows) + _commands(record)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "propose-ngram": propose_ngram,
     "trim": trim,
@@ -311,6 +331,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "suffix-reference": suffix_reference,
     "suffix": suffix,
     "suffix-rivals": suffix_rivals,
+    "suffix-golden": suffix_golden,
 }
 
 
