@@ -10,18 +10,23 @@ bench/reporting/benchmarks.md (everything outside ``{{name}}``) and notes.toml. 
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reporting import (
+    drafting,
+    engines,
+    goals,
+    grid_sections,
+    paper,
+    plots,
+    runners,
+)
+from reporting.compare import Grid
+from reporting.load import GRID, ResultError, read_grid, read_json
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-
-from reporting import drafting, goals, grid_sections, paper, plots, runners  # noqa: E402
-from reporting.compare import Grid  # noqa: E402
-from reporting.load import GRID, ResultError, read_grid, read_json  # noqa: E402
-
 TEMPLATE = ROOT / "bench" / "reporting" / "benchmarks.md"
 PLACE = re.compile(r"\{\{([\w.-]+)\}\}")
 IMAGES = "img"
@@ -56,6 +61,10 @@ def page(
         "replay": lambda: drafting.replay(records),
         "replay-loops": lambda: drafting.replay_loops(records),
         "paper": lambda: paper.paper(grid, records.get("simulate_policy")),
+        "real-model": lambda: engines.real_model(records),
+        "profile": lambda: engines.profile(records),
+        "ranks": lambda: engines.ranks(records),
+        "asleep": lambda: grid_sections.asleep(grid),
         "rivals-time": lambda: drafting.rivals_time(records),
         "trim-time": lambda: drafting.trim_time(records),
         "propose-time": lambda: drafting.propose_time(records),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from reporting.engines import source
 from reporting.markdown import NOTHING, table
 
 Records = dict[str, dict[str, Any]]
@@ -38,7 +39,7 @@ def _replayed(record: dict[str, Any]) -> str:
         "Tokens a step (coverage: steps with a draft; accepted of drafted), "
         f"{_requests(record)}." + (f" Left out: {left}." if left else "")
     )
-    parts.append(_source(record))
+    parts.append(source(record))
     return "\n\n".join(parts)
 
 
@@ -101,7 +102,7 @@ def propose_time(records: Records) -> str:
     if not rows:
         return "No kernel timing is recorded."
     head = ("drafter", "requests", "row", "p50 us", "p20", "p80", "of the floor")
-    sources = [_source(record) for record in (ngram, suffix) if record]
+    sources = [source(record) for record in (ngram, suffix) if record]
     return table(head, rows) + "\n\n" + "\n\n".join(sources)
 
 
@@ -127,7 +128,7 @@ def rivals_time(records: Records) -> str:
             )
         )
     head = ("requests x row", *(f"{name} us" for name in names), "reading rows us")
-    return table(head, rows) + "\n\n" + _source(record)
+    return table(head, rows) + "\n\n" + source(record)
 
 
 def trim_time(records: Records) -> str:
@@ -146,7 +147,7 @@ def trim_time(records: Records) -> str:
             cells.append(f"{text} ({floor:.2f})" if floor else text)
         rows.append((case["num_reqs"], case["k"], *cells))
     head = ("requests", "k", *(f"{name} us (floor)" for name in names))
-    return table(head, rows) + "\n\n" + _source(record)
+    return table(head, rows) + "\n\n" + source(record)
 
 
 def _text(case: dict[str, Any]) -> str:
@@ -163,8 +164,3 @@ def _timed(
         *(f"{time[part]:.1f}" for part in ("p50", "p20", "p80")),
         f"{time['p50'] / floor:.1f}" if floor else NOTHING,
     )
-
-
-def _source(record: dict[str, Any]) -> str:
-    where = record["gpu"] or "CPU"
-    return f"{where}, commit {record['commit']}: `{record['command']}`"

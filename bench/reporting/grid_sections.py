@@ -130,6 +130,24 @@ def loops(grid: Grid) -> str:
     return table(head, rows)
 
 
+def asleep(grid: Grid) -> str:
+    """Share of the steps in which nothing was drafted for, by point."""
+    rows = []
+    for arm in in_order(grid.arms):
+        for workload in workloads_in_order(grid.workloads):
+            cells = []
+            for c in grid.concurrencies:
+                found = grid.together([arm], c, workload)
+                share = found[0].asleep if found else None
+                cells.append(NOTHING if share is None else f"{share:.0%}")
+            if any(cell != NOTHING for cell in cells):
+                rows.append((arm.label, workload, *cells))
+    if not rows:
+        return "No point says how often drafting slept."
+    head = ("arm", "workload", *(f"c={c}" for c in grid.concurrencies))
+    return details("share of steps asleep, by arm and workload", table(head, rows))
+
+
 def spreads(grid: Grid) -> str:
     """The points whose runs differ by more than 3 %."""
     wide = [point for point in grid.points if point.spread > SPREAD]

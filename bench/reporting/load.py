@@ -23,6 +23,7 @@ class Point:
     Attributes:
         spread: of ``tpot_ms`` over the point's runs, as a share of their mean.
         stages: TPOT of each third of a workload that changes its nature.
+        asleep: share of steps that scheduled no drafts.
         when: when it was measured; orders runs.
     """
 
@@ -49,6 +50,7 @@ class Point:
     command: str
     model: str | None
     stages: tuple[float, ...] | None
+    asleep: float | None
     when: str
 
     @property
@@ -166,6 +168,9 @@ def _point(line: dict[str, Any]) -> Point:
         command=line["command"],
         model=line.get("model"),
         stages=None if stages is None else tuple(map(float, stages)),
+        asleep=None
+        if line.get("asleep") is None
+        else _number(line, "asleep", 0.0, 1.0),
         when=str(line.get("time", "")),
     )
 

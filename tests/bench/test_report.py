@@ -397,3 +397,61 @@ def test_paper_stands_beside_the_engine(tmp_path: Path) -> None:
     text = part("paper").paper(grid, record)
     assert "| ngram:16 | low | 1.00 / 1.25 (+25%) | 1.10 / - |" in text
     assert "not run yet" in part("paper").paper(grid, None)
+
+
+MACHINE = {"gpu": "NVIDIA H200", "commit": "abc", "command": "python x"}
+
+
+def test_a_real_model_is_reported_with_its_differences() -> None:
+    point = {
+        "label": "ngram:5", "c": 16, "tpot_ms": 2.0, "tok_s": 900.0,
+        "tokens_per_step": 1.5, "different_tokens": 3, "tokens": 100,
+    }  # fmt: skip
+    first = {**point, "label": "v2-none"}
+    del first["different_tokens"], first["tokens"]
+    record = {
+        **MACHINE, "points": [point, first], "model": "M", "batch_invariant": True,
+        "compared_with": "v2-none",
+    }  # fmt: skip
+    text = part("engines").real_model({"smollm2_real": record})
+    assert "| ngram:5 | 16 | 2.000 | 900 | 1.50 | 3 of 100 |" in text
+    assert "| v2-none | 16 | 2.000 | 900 | 1.50 | - |" in text
+    assert "M, greedy, with batch-invariant mode, compared with v2-none" in text
+
+
+def test_the_profile_of_steps_is_shown_as_its_script_prints_it() -> None:
+    host = {
+        "wall_ms": 5.5, "ms": {}, "rest_ms": 0.5, "hooks_ms": {"a": 0.1},
+        "ours_ms": 0.2, "asleep": 0.0, "awake_without": 0.1, "awake_with": 0.9,
+        "mean_budget": 8.0, "steps": 30,
+        "graphs": [{"mode": "FULL", "tokens": 64, "max_query_len": 2, "steps": 30}],
+    }  # fmt: skip
+    column = {
+        "label": "ngram:16", "workload": "low", "c": 64, "point": "low c=64",
+        "tpot_ms": 4.25, "tokens_per_step": 1.3, "wall": {"mean_ms": 5.4},
+        "host": host, "kernels": {"busy_ms": 5.0, "groups_ms": {}},
+    }  # fmt: skip
+    text = part("engines").profile({"profile_step": {**MACHINE, "points": [column]}})
+    assert "<summary>low c=64, ms a step</summary>" in text
+    assert "4.250" in text
+    assert "FULL 64 q<=2: 30" in text
+
+
+def test_ranks_that_differ_are_shown() -> None:
+    one = {
+        "difference": None, "steps": 500, "plain_steps": 40, "budgets": 9,
+        "draft_shapes": 8, "steps_with_budget": 300, "steps_asleep": 20, "naps": 2,
+        "host_delay_ms": [3.0, 4.0], "device_delay_ms": [5.0, 6.0], "seconds": 60.0,
+    }  # fmt: skip
+    arms = {"ngram:5": one, "suffix:5": {**one, "difference": "step 7"}}
+    text = part("engines").ranks(
+        {"tp_ranks": {**MACHINE, "arms": arms, "failures": []}}
+    )
+    assert "- ngram:5: ranks AGREE in 500 steps" in text
+    assert "- suffix:5: ranks DIFFER at step 7" in text
+
+
+def test_sleep_is_a_share_of_the_steps(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, line("v2-none"), line("ngram", asleep=0.75))
+    assert "| ngram:16 | low | 75% |" in part("grid_sections").asleep(grid)
+    assert "v2-none" not in part("grid_sections").asleep(grid)
