@@ -309,7 +309,7 @@ def suffix_golden() -> str:
             run["run"],
             run["steps"],
             run["exact"],
-            f"{run['ambiguous_allowed']} ({run['ambiguous_allowed'] / run['steps']:.1%})",
+            f"{(num := run['ambiguous_allowed'])} ({num / run['steps']:.1%})",
             run["wrong"],
         )
         for run in (*runs, total)

@@ -208,9 +208,9 @@ def test_random_rows_against_the_count_model(rng: random.Random, case: int):
     seen: dict[int, int] = {}
     for _ in range(12):
         idx_mapping, num_sampled = traffic.step()
-        traffic.started = [(s, u, 0, 3) for s, u, _, _ in traffic.started]
+        traffic.started = [(s, (f[0], 0, 3)) for s, f in traffic.started]
         start_slots(device.state, traffic)
-        for slot, uid, _, _ in traffic.started:
+        for slot, (uid, *_) in traffic.started:
             uids[slot] = uid
             seen[slot] = int(traffic.prompt[slot])
             model.start(uid, traffic.rows[slot, : seen[slot]].tolist())
