@@ -1,7 +1,7 @@
 """What a step costs by its number of tokens, as measured at start."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,9 @@ class CostCurve:
     def of(
         cls, samples: Sequence[tuple[int, float]], max_graph_tokens: int
     ) -> "CostCurve":
-        """Build a curve of the median of each size's samples.
+        """Build a curve of the least of each size's samples.
+
+        The least: whatever else runs on the GPU meanwhile only makes steps longer.
 
         Raises:
             ValueError: no samples, or a cost that is no positive number.
@@ -40,7 +42,7 @@ class CostCurve:
         if not samples:
             raise ValueError("no step was measured")
         sizes = sorted({size for size, _ in samples})
-        ms = [float(np.median([c for s, c in samples if s == size])) for size in sizes]
+        ms = [min(float(cost) for s, cost in samples if s == size) for size in sizes]
         if not all(np.isfinite(cost) and cost > 0 for cost in ms):
             raise ValueError("a step cost is no positive number")
         return cls(
@@ -85,6 +87,15 @@ class StepCosts:
 
     plain: CostCurve
     drafting: CostCurve
+
+    @classmethod
+    def of(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
+        """Pair two curves; a plain step is not dearer than one that drafts.
+
+        Where the measurement says so it was disturbed.
+        """
+        least = np.minimum(plain.ms, drafting(plain.tokens))
+        return cls(replace(plain, ms=np.maximum.accumulate(least)), drafting)
 
     def describe(self) -> str:
         """Return some of the costs, for the log."""

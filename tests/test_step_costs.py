@@ -1,9 +1,9 @@
-"""What steps cost: medians, padding to graphs, lines between measured sizes."""
+"""What steps cost: the least, padding to graphs, lines between measured sizes."""
 
 import numpy as np
 import pytest
 
-from mrv2_spec.step_costs import CostCurve
+from mrv2_spec.step_costs import CostCurve, StepCosts
 
 
 def test_padded_to_the_next_graph_and_smooth_above() -> None:
@@ -12,9 +12,16 @@ def test_padded_to_the_next_graph_and_smooth_above() -> None:
     assert curve(tokens).tolist() == [1, 2, 2, 4, 4, 5, 6, 8]
 
 
-def test_medians_and_never_falling() -> None:
-    curve = CostCurve.of([(1, 9.0), (1, 3.0), (1, 2.0), (4, 2.5), (8, 5.0)], 8)
+def test_the_least_counts_and_costs_never_fall() -> None:
+    curve = CostCurve.of([(1, 9.0), (1, 3.0), (1, 4.0), (4, 2.5), (8, 5.0)], 8)
     assert curve(np.array([1.0, 4.0, 8.0])).tolist() == [3, 3, 5]
+
+
+def test_a_plain_step_is_not_dearer_than_one_that_drafts() -> None:
+    disturbed = CostCurve.of([(1, 9.0), (8, 9.5), (64, 12.0)], 64)
+    drafting = CostCurve.of([(1, 4.0), (8, 5.0), (64, 13.0)], 64)
+    costs = StepCosts.of(disturbed, drafting)
+    assert costs.plain(np.array([1.0, 8.0, 64.0])).tolist() == [4, 5, 12]
 
 
 def test_one_size_only() -> None:

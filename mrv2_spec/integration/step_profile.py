@@ -12,7 +12,7 @@ from mrv2_spec.step_costs import CostCurve, StepCosts
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
-# Medians are taken of so many runs of each size.
+# The least of so many runs of each size counts.
 _REPEATS = 3
 # Tokens already computed for each request of a measured step. More context makes every
 # step dearer, and drafts pay more than was reckoned.
@@ -111,7 +111,7 @@ class StepProfile:
         drafting = [(n, ms) for plain, n, ms in timed if not plain]
         plain = [(n, ms) for plain, n, ms in timed if plain]
         plain += [(n, ms) for n, ms in drafting if n > max_num_reqs]
-        costs = StepCosts(curve(plain), curve(drafting))
+        costs = StepCosts.of(curve(plain), curve(drafting))
         if self._cost_file is not None:
             try:
                 write_costs(self._cost_file, self._identity(), costs, self._graph_sizes)
