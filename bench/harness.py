@@ -44,9 +44,10 @@ def _command() -> str:
         script = "-m pytest"
     elif Path(script).resolve().is_relative_to(ROOT):
         script = str(Path(script).resolve().relative_to(ROOT))
-    if "--out" in arguments:
-        at = arguments.index("--out")
-        del arguments[at : at + 2]
+    for option in ("--out", "--logs", "--work"):
+        if option in arguments:
+            at = arguments.index(option)
+            del arguments[at : at + 2]
     return " ".join(["python", script, *arguments])
 
 

@@ -115,7 +115,7 @@ def identity() -> str:
             numbers = (
                 places,
                 counters["accepted"],
-                f"{100 * counters['accepted'] / places:.0f} %",
+                f"{100 * counters['accepted'] / places:.0f} %" if places else "-",
                 f"{length:.2f}",
             )
         rows.append((name, arm["different_tokens"], *numbers))
@@ -298,6 +298,65 @@ def _gpu(record: dict[str, Any]) -> str:
     )
 
 
+def engine() -> str:
+    """TPOT of no speculation over that of our drafters at k = 16, in the same run."""
+    path = RESULTS / "engine_grid.jsonl"
+    points = [json.loads(line) for line in path.read_text().splitlines()]
+    base = {
+        (p["run_id"], p["workload"], p["c"]): p["tpot_ms"]
+        for p in points
+        if p["arm"] == "v2-none"
+    }
+    found: dict[tuple[str, str, int], float] = {}
+    for p in points:
+        at = (p["run_id"], p["workload"], p["c"])
+        # Later runs are further down, and count.
+        if p["arm"] in ("ngram", "suffix") and p["k"] == 16 and at in base:
+            found[p["arm"], p["workload"], p["c"]] = base[at] / p["tpot_ms"]
+    texts = {
+        "low": "reference answers of Spec-Bench",
+        "low-smollm2": "SmolLM2's answers",
+        "mid": "code copied, 1 token in 24 replaced",
+        "high": "code edits",
+        "agentic": "agent logs, similar ones remembered",
+    }
+    rows = [
+        (
+            text,
+            arm,
+            *(
+                f"{found[arm, name, c]:.2f}" if (arm, name, c) in found else ""
+                for c in (1, 16, 64, 256)
+            ),
+        )
+        for name, text in texts.items()
+        for arm in ("ngram", "suffix")
+    ]
+    return table(("text", "method", "1", "16", "64", "256"), rows) + _from(points[-1])
+
+
+def suffix_gpu_checks() -> str:
+    """Rows on which the CUDA and the tensor version were compared, and sanitizers."""
+    record = load("suffix_gpu_checks")
+    rows: list[tuple[object, ...]] = [
+        ("equal to the tensor version", r["seed"], r["rows"], r["tokens_drafted"], "")
+        for r in record["runs"]
+    ]
+    for tool in ("memcheck", "racecheck"):
+        found = record[tool]
+        rows.append(
+            (
+                tool,
+                found["seed"],
+                found["rows"],
+                found["tokens_drafted"],
+                found["summary"].partition(": ")[2],
+            )
+        )
+    head = ("check", "seed", "rows", "tokens drafted", "found")
+    return table(head, rows) + _from(record)
+
+
 def suffix_golden() -> str:
     """Recorded drafts that the count model of the reference scoring gives."""
     record = load("suffix_golden")
@@ -331,7 +390,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "suffix-reference": suffix_reference,
     "suffix": suffix,
     "suffix-rivals": suffix_rivals,
+    "engine": engine,
     "suffix-golden": suffix_golden,
+    "suffix-gpu-checks": suffix_gpu_checks,
 }
 
 
