@@ -22,9 +22,11 @@ _PLACES = np.unique(
 _MAX_TOKENS = 16384
 # Budgets to choose from beyond the largest graph, or without any.
 _COARSE = np.unique(np.round(2.0 ** np.arange(0.0, 14.25, 0.25))).astype(np.int64)
-# What is known about values is the mean of about so many steps. A budget chosen from
-# the last step alone is wrong as often as that was unusual.
-_STEPS_AVERAGED = 16
+# What is known about values is the mean of about so many rounds of requests, in so many
+# steps at least and at most. A budget chosen from the last step alone is wrong as often
+# as that was unusual; one from too many is late where the text changes its nature.
+_ROUNDS_AVERAGED = 512
+_MIN_STEPS_AVERAGED, _MAX_STEPS_AVERAGED = 4, 16
 # A budget must be better than none by this to be chosen: costs are not exact.
 _MARGIN = 1.01
 # Drafting stops when it has not paid for so many rounds of requests, within limits of
@@ -65,7 +67,8 @@ class ValueCurve:
         counts = tally[:NUM_BINS] / rounds
         np.cumsum(counts, out=self._places[1:])
         np.cumsum(counts * _BIN_VALUES, out=self._worth[1:])
-        self._steps = min(self._steps + 1, _STEPS_AVERAGED)
+        most = max(_ROUNDS_AVERAGED // rounds, _MIN_STEPS_AVERAGED)
+        self._steps = min(self._steps + 1, most, _MAX_STEPS_AVERAGED)
         new = np.interp(_PLACES, self._places, self._worth)
         self._values += (new - self._values) / self._steps
 

@@ -213,3 +213,11 @@ def test_beside_a_prefill(num_prefill: int) -> None:
 
 def test_bins_fit_the_tally() -> None:
     assert TALLY_WIDTH == NUM_BINS + 2
+
+
+def test_large_batches_adapt_in_a_few_steps() -> None:
+    made = policy(costs(4.6, 0.0228))
+    assert settle(made, 256, tally(256, [0.99] * K, share=0.5)) > 500
+    for _ in range(10):
+        made.observe(tally(256, [0.1]))
+    assert made.choose(256, 256, 256 * K, 4096) == 0

@@ -107,6 +107,16 @@ class Child:
         self.described = answer
         return float(answer["ready"])
 
+    def measure_costs(self, seconds: float) -> str | None:
+        """Let the engine measure its costs alone; return them in words.
+
+        Raises:
+            EngineFailed: no answer in time.
+        """
+        self._send({"measure_costs": True})
+        costs: str | None = self._receive(seconds).get("costs")
+        return costs
+
     def measure(self, workload: str, c: int, length: int, seconds: float) -> Any:
         """Return the answer to a point: its runs, or ``mismatch``.
 

@@ -92,6 +92,13 @@ class GridEngine:
         described: dict[str, Any] = self.engine.collective_rpc("grid_describe")[0]
         return described
 
+    def measure_costs(self) -> str | None:
+        """Let a trimmed engine measure its costs again; return them in words."""
+        if not (self.arm.kind.plugin and self.arm.kind.trimmed):
+            return None
+        costs: str | None = self.engine.collective_rpc("grid_measure_costs")[0]
+        return costs
+
     def round(self, items: list[Item]) -> Round:
         """Let requests start together, run them out, and check what they ``said``.
 

@@ -151,6 +151,15 @@ class Orchestrator:
                 continue
             described = children[arm].described
             settings.say(f"  {arm.label} is up after {seconds:.0f} s: {described}")
+        # Side by side they disturbed each other's measurement of what steps cost.
+        for arm in list(children):
+            try:
+                costs = children[arm].measure_costs(60.0)
+            except EngineFailed as error:
+                self._fail(children, arm, f"{arm.label} measured no costs: {error}")
+                continue
+            if costs is not None:
+                settings.say(f"  {arm.label}: {costs}")
         self._starts.append(time.monotonic() - begun)
         if len(self._starts) == 2:
             del self._starts[0]  # it was a guess

@@ -106,7 +106,7 @@ class RanksWorker(GridWorker):
 
         for name in (
             "_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_MIN_STEPS_TO_WAKE",
-            "_MAX_STEPS_TO_WAKE", "_STEPS_AVERAGED",
+            "_MAX_STEPS_TO_WAKE", "_MAX_STEPS_AVERAGED",
         ):  # fmt: skip
             setattr(policy, name, 1)
         # So dear that only drafts pay which come true more often than not.

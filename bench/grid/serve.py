@@ -115,6 +115,9 @@ def main() -> None:
         answer(ready)
         for line in sys.stdin:
             point = json.loads(line)
+            if point.get("measure_costs"):
+                answer({"costs": engine.measure_costs()})
+                continue
             name, concurrency = point["workload"], point["c"]
             try:
                 plan = make_plan(name, concurrency, shape.vocab_size, point["length"])

@@ -65,6 +65,24 @@ class GridWorker:
             manager.choose = counting_choose
         return dict(self._grid_steps)
 
+    def grid_measure_costs(self) -> str | None:
+        """Measure what steps cost once more, now that no other engine is starting.
+
+        Returns:
+            The costs in words; None for an engine that measures none.
+        """
+        runner = self.model_runner
+        manager = getattr(runner, "adaptive_verification", None)
+        sizes = runner.cudagraph_manager.captured_token_counts()
+        if not hasattr(manager, "policy") or not sizes:
+            return None
+        with runner.step_timing.collect() as timings:
+            for batch in manager.batches_to_profile(sizes):
+                runner._dummy_run(**batch)
+        costs, graph_sizes = manager.profile.costs(timings)
+        manager.policy.use_costs(costs, graph_sizes)
+        return costs.describe()
+
     def grid_describe(self) -> dict[str, Any]:
         """Return what is in force, for the log."""
         config = self.model_runner.vllm_config

@@ -264,6 +264,10 @@ class StubChild:
     def wait_until_ready(self, seconds: float) -> float:
         return 0.0
 
+    def measure_costs(self, seconds: float) -> str | None:
+        assert not self.points, "costs are measured before the first point"
+        return None
+
     def measure(self, workload: str, c: int, length: int, seconds: float) -> Any:
         self.points.append((workload, c))
         if (workload, c) == StubChild.mismatch_at:

@@ -23,7 +23,7 @@ def _make_restless() -> None:
 
     for name in ("_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_MIN_STEPS_TO_WAKE"):
         setattr(policy, name, 1)
-    policy._MAX_STEPS_TO_WAKE = policy._STEPS_AVERAGED = 1
+    policy._MAX_STEPS_TO_WAKE = policy._MAX_STEPS_AVERAGED = 1
     policy._WAKE_MARGIN = policy._MARGIN
     # Rows so dear that only drafts pay which come true more often than not.
     dear = step_costs.CostCurve.of([(1, 1.0), (4096, 1000.0)], 0)
