@@ -34,7 +34,9 @@ BIN_STEPS_PER_OCTAVE = 4
 # A tally: the bins, then the rounds that they were collected in, and the tokens that
 # these emitted.
 ROUNDS, TOKENS = NUM_BINS, NUM_BINS + 1
-TALLY_WIDTH = NUM_BINS + 2
+# Last, requests whose drafter published an impossible count or chance.
+IMPOSSIBLE = NUM_BINS + 2
+TALLY_WIDTH = NUM_BINS + 3
 # The tables of counts: sums, and what single steps added.
 NUM_SUMS, NUM_ADDED = 2, 3
 # Both come round after so many steps.
@@ -137,7 +139,7 @@ def _value_drafts_kernel(
             tl.store(next_added_ptr + NUM_CELLS + cells, 0, mask=mask)
         t = tl.arange(0, 2 * NUM_BINS)
         next_tally_ptr = tallies_ptr + ((step + 1) % 2) * TALLY_STRIDE
-        tl.store(next_tally_ptr + t, 0, mask=t < NUM_BINS + 2)
+        tl.store(next_tally_ptr + t, 0, mask=t < NUM_BINS + 3)
         return
 
     batch_idx = tl.program_id(0).to(tl.int64)
@@ -166,11 +168,15 @@ def _value_drafts_kernel(
     tl.atomic_add(counts_ptr + NUM_CELLS + cell, 1, mask=k < num_right, sem="relaxed")
 
     # The draft just made.
-    num_drafts = tl.load(num_drafts_ptr + slot)
-    num_drafts = tl.where(num_sampled > 0, tl.minimum(tl.maximum(num_drafts, 0), K), 0)
+    published = tl.load(num_drafts_ptr + slot)
+    num_drafts = tl.minimum(tl.maximum(published, 0), K)
+    is_impossible = (published != num_drafts).to(tl.int32)
+    num_drafts = tl.where(num_sampled > 0, num_drafts, 0)
     is_draft = k < num_drafts
     given = tl.load(confidences_ptr + batch_idx * K + k, mask=is_draft, other=0.0)
     # A drafter may publish anything: NaN counts as no chance, the rest is clamped.
+    no_chance = (given != given) | (given < 0.0) | (given > 1.0)
+    is_impossible = tl.maximum(is_impossible, tl.max(no_chance.to(tl.int32), axis=0))
     given = tl.where(given == given, given, 0.0)
     given = tl.minimum(tl.maximum(given, 0.0), 1.0)
     if HAS_CLASSES:
@@ -194,6 +200,7 @@ def _value_drafts_kernel(
     is_round = (num_sampled > 0).to(tl.int32)
     tl.atomic_add(tally_ptr + NUM_BINS, is_round, sem="relaxed")
     tl.atomic_add(tally_ptr + NUM_BINS + 1, num_sampled, sem="relaxed")
+    tl.atomic_add(tally_ptr + NUM_BINS + 2, is_impossible * is_round, sem="relaxed")
 
     tokens = tl.load(drafts_ptr + batch_idx * K + k, mask=is_draft, other=-1)
     tl.store(made_tokens_ptr + slot * K + k, tokens.to(tl.int32), mask=is_draft)
@@ -341,8 +348,11 @@ class DraftValuesRef:
         draft: list[int],
         given: list[float],
         draft_class: int,
+        published: int,
     ) -> list[float]:
         """Take one request's step; ``row`` holds its tokens after it.
+
+        ``published`` is how many of the drafts the drafter calls real.
 
         Returns:
             The corrected chances of the draft's places.
@@ -361,6 +371,10 @@ class DraftValuesRef:
             return []
         self.tally[ROUNDS] += 1
         self.tally[TOKENS] += num_sampled
+        used = [given[k] for k in range(min(max(published, 0), self.num_slots))]
+        self.tally[IMPOSSIBLE] += not 0 <= published <= self.num_slots or not all(
+            0.0 <= chance <= 1.0 for chance in used
+        )
         new_cells, confidences, value = [], [], 1.0
         for k in range(len(draft)):
             chance = 0.0 if math.isnan(given[k]) else min(max(given[k], 0.0), 1.0)

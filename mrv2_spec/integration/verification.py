@@ -26,6 +26,7 @@ from mrv2_spec.integration.speculator import (
     speculator_of,
 )
 from mrv2_spec.integration.step_profile import StepProfile
+from mrv2_spec.kernels.value_drafts import IMPOSSIBLE
 from mrv2_spec.lagged_counts import LaggedCounts
 from mrv2_spec.policy import DraftPolicy
 from mrv2_spec.step_costs import CostCurve, StepCosts
@@ -80,6 +81,9 @@ class TrimManager:
     ) -> None:
         self._req_states = req_states
         self._returns_admitted_counts = returns_admitted_counts
+        self._drafter = type(speculator).__name__
+        # Rounds of requests whose drafter published what cannot be.
+        self.num_impossible = 0
         self.max_total_logits = max_total_logits
         self.settings = settings
         max_num_reqs = req_states.max_num_reqs
@@ -127,6 +131,7 @@ class TrimManager:
         tally = self._lagged.read()
         if tally is not None:
             policy.observe(tally)
+            self._note_impossible(int(tally[IMPOSSIBLE]))
         policy.cost_ratio = getattr(scheduler_output, COST_RATIO, 1.0)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         num_tokens = scheduler_output.total_num_scheduled_tokens
@@ -151,6 +156,16 @@ class TrimManager:
         if self._log is not None:
             self._log.note(self.draft_budget, len(drafts), num_drafts, tally)
         return self.draft_budget
+
+    def _note_impossible(self, num_requests: int) -> None:
+        if num_requests and not self.num_impossible:
+            logger.warning(
+                "mrv2-spec: %s publishes draft counts outside 0..%d, or confidences "
+                "outside 0..1; they are clamped",
+                self._drafter,
+                self._req_states.num_speculative_steps,
+            )
+        self.num_impossible += num_requests
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]

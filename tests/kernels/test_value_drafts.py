@@ -79,7 +79,13 @@ class Run:
         for i, slot in enumerate(slots):
             self.drafts[slot] = drafts[i] if num_sampled[i] else []
             want = self.reference.take(
-                slot, self.texts[slot], num_sampled[i], drafts[i], given[i], classes[i]
+                slot,
+                self.texts[slot],
+                num_sampled[i],
+                drafts[i],
+                given[i],
+                classes[i],
+                counted[i],
             )
             padded = torch.tensor(want + [0.0] * (self.num_slots - len(want)))
             torch.testing.assert_close(confidences[i].cpu(), padded)
