@@ -1,7 +1,6 @@
 """The trimmer behind the runner's calls: host and device agree in every step."""
 
 import itertools
-import logging
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from mrv2_spec.config import Settings
 from mrv2_spec.draft_values import DraftValues
+from mrv2_spec.integration import verification
 from mrv2_spec.integration.verification import (
     TrimManager,
     _spread,
@@ -198,30 +198,29 @@ def test_asleep_no_draft_is_verified(device: torch.device) -> None:
 
 
 def test_impossible_counts_are_clamped_and_warned_of_once(
-    device: torch.device, caplog: pytest.LogCaptureFixture
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = logging.getLogger("vllm.mrv2_spec")
-    logger.addHandler(caplog.handler)
-    try:
-        engine = Engine(device, lag=1)
-        for slot, req_id in enumerate("abcd"):
-            engine.add(req_id, slot)
-        scheduled = {req_id: K + 1 for req_id in "abcd"}
-        drafts = {req_id: K for req_id in "abcd"}
-        engine.draft(["a", "b", "c"], [K, 0, 2])
-        engine.step(scheduled, drafts)
-        assert engine.manager.num_impossible == 0 and not caplog.messages
-        for _ in range(3):
-            engine.draft(["a", "b", "c"], [-7, K + 9, 2])
-            budget, widths = engine.step(scheduled, drafts)
-            # The others get what is theirs; fillers take what is left.
-            assert sum(widths) == budget and widths[1] == K and widths[2] >= 2
-        engine.draft(["c", "d"], [2, 1], float("nan"))
-        engine.step(scheduled, drafts)
-    finally:
-        logger.removeHandler(caplog.handler)
+    messages: list[str] = []
+    monkeypatch.setattr(
+        verification.logger, "warning", lambda text, *a: messages.append(text % a)
+    )
+    engine = Engine(device, lag=1)
+    for slot, req_id in enumerate("abcd"):
+        engine.add(req_id, slot)
+    scheduled = {req_id: K + 1 for req_id in "abcd"}
+    drafts = {req_id: K for req_id in "abcd"}
+    engine.draft(["a", "b", "c"], [K, 0, 2])
+    engine.step(scheduled, drafts)
+    assert engine.manager.num_impossible == 0 and not messages
+    for _ in range(3):
+        engine.draft(["a", "b", "c"], [-7, K + 9, 2])
+        budget, widths = engine.step(scheduled, drafts)
+        # The others get what is theirs; fillers take what is left.
+        assert sum(widths) == budget and widths[1] == K and widths[2] >= 2
+    engine.draft(["c", "d"], [2, 1], float("nan"))
+    engine.step(scheduled, drafts)
     assert engine.manager.num_impossible == 3 * 2 + 2
-    (line,) = caplog.messages
+    (line,) = messages
     assert "SimpleNamespace publishes draft counts outside 0..4" in line
 
 
