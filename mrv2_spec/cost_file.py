@@ -44,7 +44,7 @@ def read_costs(
         content = json.loads(Path(path).read_bytes())
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CostFileError(f"{path} is no cost table: {error}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise CostFileError(f"{path} is no cost table of version {VERSION}")
@@ -60,7 +60,7 @@ def read_costs(
     try:
         sizes = [int(size) for size in content["graph_sizes"]]
         costs = StepCosts(_curve(content["plain"]), _curve(content["drafting"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CostFileError(f"{path} is broken: {error}") from error
     return costs, sizes
 
@@ -69,6 +69,8 @@ def _curve(content: Any) -> CostCurve:
     tokens, ms = content["tokens"], content["ms"]
     if not tokens or len(tokens) != len(ms):
         raise ValueError("a curve has no points, or not a cost for each of them")
+    if not all(math.isfinite(size) and size > 0 for size in tokens):
+        raise ValueError("a curve has a size that is no positive number")
     rises = all(a < b for a, b in itertools.pairwise(tokens))
     costs = [float(cost) for cost in ms]
     if not rises or not all(math.isfinite(cost) and cost > 0 for cost in costs):

@@ -135,6 +135,10 @@ class DraftValues:
             fade=self._fades_before(self._steps),
         )
 
+    def forget(self, slot: int) -> None:
+        """Forget the draft made for a slot's former request."""
+        self._made[slot].fill_(0)
+
     def reset(self) -> None:
         """Forget all drafts and what was learned from them."""
         for tensor in (

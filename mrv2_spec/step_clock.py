@@ -4,7 +4,8 @@
 _LEAST_STEPS = 8
 # What is known is about the mean of so many steps.
 _STEPS_AVERAGED = 32
-# A step longer than this many times its cost waited for something else.
+# A step longer than this many times what such steps took waited for something else.
+# Not many times its cost: where nothing could be measured, costs have no unit.
 _MOST_TIMES = 4.0
 # What was learned of a kind of step fades with so many steps of other kinds: a bad
 # moment must not keep drafting off for ever.
@@ -60,14 +61,14 @@ class StepClock:
         if last is None or expected_ms <= 0 or not same_batch:
             return
         times = (now_ms - last) / expected_ms
-        if times > _MOST_TIMES:
-            return
         bucket = num_requests.bit_length()
         kind = self._kinds.setdefault((verifies_drafts, bucket), _Kind())
+        if kind.steps >= _LEAST_STEPS and times > _MOST_TIMES * kind.mean:
+            return
         kind.note(times)
         other = self._kinds.get((not verifies_drafts, bucket))
         if other is not None:
-            other.mean += (1.0 - other.mean) / _STEPS_TO_FADE
+            other.mean += (kind.mean - other.mean) / _STEPS_TO_FADE
 
     def ratio(self, num_requests: int) -> float:
         """Return by how much more than plain steps those with drafts exceed their cost.

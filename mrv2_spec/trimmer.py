@@ -47,6 +47,10 @@ class VariableDraftTrimmer:
                 f"num_valid_drafts has shape {tuple(num_valid_drafts.shape)}, expected "
                 f"({max_num_reqs},): one count for each request slot"
             )
+        if num_valid_drafts.dtype != torch.int32:
+            raise ValueError(
+                f"num_valid_drafts is {num_valid_drafts.dtype}, expected torch.int32"
+            )
         if query_start_loc.shape != (max_num_reqs + 1,):
             raise ValueError(
                 f"query_start_loc has shape {tuple(query_start_loc.shape)}, expected "

@@ -63,6 +63,10 @@ def change(path: Path, **changes: Any) -> None:
         {"plain": {"tokens": [1, 2], "ms": [1.0, -2.0], "max_graph_tokens": 8}},
         {"plain": {"tokens": [1], "ms": ["no"], "max_graph_tokens": 8}},
         {"drafting": 3},
+        {"graph_sizes": [float("inf")]},
+        {"plain": {"tokens": [1], "ms": [1.0], "max_graph_tokens": float("inf")}},
+        {"plain": {"tokens": [1, float("inf")], "ms": [1, 2], "max_graph_tokens": 1}},
+        {"plain": {"tokens": [10**400], "ms": [1.0], "max_graph_tokens": 1}},
         {"measured_for": 3},
     ],
 )
@@ -76,6 +80,12 @@ def test_broken(path: Path, changes: dict[str, Any]) -> None:
 def test_cut_off_anywhere(path: Path, rng: random.Random) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: rng.randrange(len(whole) - 1)])
+    with pytest.raises(CostFileError):
+        read_costs(path, IDENTITY)
+
+
+def test_nested_too_deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
     with pytest.raises(CostFileError):
         read_costs(path, IDENTITY)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mrv2_spec.kernels.value_drafts import (
-    NUM_BINS,
     ROUNDS,
     TALLY_WIDTH,
     TOKENS,
@@ -209,10 +208,6 @@ def test_beside_a_prefill(num_prefill: int) -> None:
     made = policy(costs(4.6, 0.0228))
     settle(made, 8, tally(8, [0.9] * 4))
     assert 0 <= made.choose(8 + num_prefill, 8, 8 * K, 4096) <= 8 * K
-
-
-def test_bins_fit_the_tally() -> None:
-    assert TALLY_WIDTH == NUM_BINS + 2
 
 
 def test_large_batches_adapt_in_a_few_steps() -> None:

@@ -52,6 +52,14 @@ def test_what_waited_or_cannot_be_reckoned_is_left_out() -> None:
     assert clock.ratio(64) == before
 
 
+def test_costs_without_a_unit() -> None:
+    # Where nothing could be measured a step is guessed to cost about one.
+    clock = StepClock()
+    now = run(clock, 20, 20.0, drafts=False, expected=1.0)
+    run(clock, 20, 60.0, drafts=True, expected=1.5, now=now)
+    assert clock.ratio(64) == pytest.approx(2.0, rel=0.01)
+
+
 def test_fades_while_the_other_kind_runs() -> None:
     clock = StepClock()
     now = run(clock, 40, 10.0, drafts=False)

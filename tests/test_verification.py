@@ -14,7 +14,7 @@ import torch
 
 from mrv2_spec.config import Settings
 from mrv2_spec.draft_values import DraftValues
-from mrv2_spec.integration import verification
+from mrv2_spec.integration import verification, widths
 from mrv2_spec.integration.verification import (
     TrimManager,
     _spread,
@@ -195,6 +195,67 @@ def test_asleep_no_draft_is_verified(device: torch.device) -> None:
         steps += 1
         assert steps < 100
     assert engine.step({"a": K + 1}, {"a": K})[0] > 0
+
+
+def test_wakes_beside_prefills(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
+    engine.add("a", 0)
+    engine.add("b", 1)
+    engine.manager.policy.asleep = True
+    for _ in range(50):
+        engine.draft(["a"], [K], 0.99)
+        # A prefill's chunk in every step.
+        assert engine.choose({"a": 1, "b": 300}, {}) == 0
+    assert not engine.manager.policy.asleep
+
+
+def test_a_former_requests_draft_is_forgotten(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
+    engine.add("a", 3)
+    engine.draft(["a"], [K])
+    assert engine.values._made[3].any()
+    engine.manager.add_request(3)
+    assert not engine.values._made[3].any()
+
+
+class Runner:
+    """As much of the runner as the hook around its step looks at."""
+
+    def __init__(self, manager: Any) -> None:
+        self.adaptive_verification = manager
+        self.seen: Any = None
+
+    def execute_model(self, scheduler_output: Any, *args: Any) -> None:
+        self.seen = scheduler_output
+
+
+@pytest.mark.parametrize("has_grammar", [False, True])
+def test_drafts_leave_a_step_that_verifies_none(
+    has_grammar: bool, device: torch.device
+) -> None:
+    engine = Engine(device, lag=1)
+    engine.add("a", 0)
+    engine.manager.policy.asleep = True
+    engine.draft(["a"], [0])
+    scheduled = SimpleNamespace(
+        num_scheduled_tokens={"a": K + 1, "b": 7},
+        total_num_scheduled_tokens=K + 8,
+        scheduled_spec_decode_tokens={"a": [-1] * K},
+        has_structured_output_requests=has_grammar,
+    )
+    runner = Runner(engine.manager)
+    step = widths._wrap_execute(Runner.execute_model)
+    step(runner, scheduled)
+    if has_grammar:
+        # The masks that come with it were laid out for all of its places.
+        assert runner.seen is scheduled
+    else:
+        assert runner.seen.num_scheduled_tokens == {"a": 1, "b": 7}
+        assert runner.seen.total_num_scheduled_tokens == 8
+        assert runner.seen.scheduled_spec_decode_tokens == {}
+    # What the scheduler holds is its own.
+    assert scheduled.num_scheduled_tokens == {"a": K + 1, "b": 7}
+    assert scheduled.scheduled_spec_decode_tokens == {"a": [-1] * K}
 
 
 def test_impossible_counts_are_clamped_and_warned_of_once(

@@ -1,5 +1,6 @@
 """Measures at start what steps cost, with and without drafts, or finds it in a file."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -145,10 +146,25 @@ class StepProfile:
             "gpu": torch.cuda.get_device_name(self._runner.device),
             "vllm": vllm.__version__,
             "model": config.model_config.model,
+            "model_config": hashlib.sha256(
+                config.model_config.hf_config.to_json_string().encode()
+            ).hexdigest()[:16],
             "dtype": str(config.model_config.dtype),
             "quantization": str(config.model_config.quantization),
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "cudagraph_mode": config.compilation_config.cudagraph_mode.name,
+            "kv_cache_dtype": str(config.cache_config.cache_dtype),
+            "attention": ", ".join(
+                sorted(
+                    {
+                        group.backend.get_name()
+                        for groups in self._runner.attn_groups
+                        for group in groups
+                    }
+                )
+            ),
             "num_speculative_tokens": config.num_speculative_tokens,
         }
 

@@ -119,6 +119,7 @@ class TrimManager:
     def add_request(self, req_idx: int) -> None:
         """Forget what a slot's former request left."""
         self._num_valid_drafts[req_idx].fill_(0)
+        self._draft_values.forget(req_idx)
 
     def choose(self, scheduler_output: Any) -> int:
         """Choose the step's draft budget, before the runner sees the step.
@@ -142,11 +143,15 @@ class TrimManager:
         if drafts:
             most = self._trimmer.max_draft_budget(num_reqs)
             self.draft_budget = policy.choose(num_plain, len(drafts), num_drafts, most)
-        elif tally is not None and policy.asleep and num_tokens == num_reqs:
-            num_places = min(
-                num_reqs * self._num_wanted, self._trimmer.max_draft_budget(num_reqs)
+        elif tally is not None and policy.asleep:
+            num_decoding = sum(
+                n == 1 for n in scheduler_output.num_scheduled_tokens.values()
             )
-            policy.pass_by(num_tokens, num_reqs, num_places)
+            num_places = min(
+                num_decoding * self._num_wanted,
+                self._trimmer.max_draft_budget(num_reqs),
+            )
+            policy.pass_by(num_tokens, num_decoding, num_places)
         # Until the scheduler has heard that it woke, drafts go on being judged alone.
         self._draft_values.asleep |= policy.asleep
         self.num_places = 0 if policy.asleep else self._num_wanted
@@ -331,6 +336,15 @@ def _announce(vllm_config: Any, speculator: Any, why_not: str | None) -> None:
     )
 
 
+def _warn_of_unused_costs(manager: TrimManager, graph_manager: Any) -> None:
+    if manager.settings.cost_file is not None and not graph_manager.needs_capture():
+        logger.warning(
+            "mrv2-spec: cost_file=%r is not used: costs are measured where CUDA graphs "
+            "are captured, and guessed where none are",
+            manager.settings.cost_file,
+        )
+
+
 def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
     def maybe_create_adaptive_verification_manager(**kwargs: Any) -> Any:
         req_states = kwargs["req_states"]
@@ -393,6 +407,8 @@ def _wrap_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
         if not bound.arguments.get("is_profiling", False):
             why_not = getattr(self.req_states, _WHY_NOT_TRIMMED)
             _announce(self.vllm_config, speculator, why_not)
+            if isinstance(manager, TrimManager):
+                _warn_of_unused_costs(manager, self.cudagraph_manager)
         return result
 
     return initialize_kv_cache

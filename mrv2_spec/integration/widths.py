@@ -41,6 +41,8 @@ def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
                 scheduler_output.total_num_scheduled_tokens
                 and not manager.choose(scheduler_output)
                 and drafts
+                # A grammar's masks were laid out for the drafts that were scheduled.
+                and not scheduler_output.has_structured_output_requests
             ):
                 scheduler_output = _without_drafts(scheduler_output)
         return original(

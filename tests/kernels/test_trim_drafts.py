@@ -145,3 +145,14 @@ def test_around_block_edges(
 
 def test_no_requests(device: torch.device) -> None:
     assert launch([], [2, 2, 2], [], [], device) == ([0], [0, 0, 0, 0])
+
+
+def test_trimmer_refuses_counts_of_another_type(device: torch.device) -> None:
+    with pytest.raises(ValueError, match=r"^num_valid_drafts is torch\.int64"):
+        VariableDraftTrimmer(
+            torch.zeros(4, dtype=torch.int64, device=device),
+            torch.zeros(5, dtype=torch.int32, device=device),
+            max_num_reqs=4,
+            max_total_logits=20,
+            device=device,
+        )
