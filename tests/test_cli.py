@@ -182,12 +182,11 @@ def test_tables_show_what_was_counted() -> None:
         "proposed": 40,
         "verified": 25,
         "accepted": 10,
-        "never_issued": 9,
+        "never_issued": 13,
         "invalid": 2,
         "fillers": 3,
         "rounds": 20,
         "rounds_with_draft": 5,
-        "in_flight": 4,
     }
     plain = Result([[1, 2, 3, 4], [5, 6]], [4, 2], 2.04, None)
     drafted = Result([[1, 2, 3, 4], [5, 7]], [2, 2], 1.0, counters)
