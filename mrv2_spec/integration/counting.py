@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mrv2_spec.integration.patching import Patch
+from mrv2_spec.integration.signatures import EXECUTE_MODEL
 from mrv2_spec.integration.speculator import speculator_of
 from mrv2_spec.metrics.step import NO_LIMIT, Ended, Int32Array, StepCounts
 
@@ -255,23 +256,7 @@ PATCHES = (
         _wrap_sample,
     ),
     Patch("GPUModelRunner._remove_request", (("self", "req_id"),), _wrap_remove),
-    Patch(
-        "GPUModelRunner.execute_model",
-        (
-            (
-                "self",
-                "scheduler_output",
-                "intermediate_tensors",
-                "dummy_run",
-                "skip_attn_for_dummy_run",
-                "is_profile",
-                "context_len",
-                "valid_dummy_state_slots",
-                "randomize_inputs",
-            ),
-        ),
-        _wrap_execute,
-    ),
+    Patch("GPUModelRunner.execute_model", EXECUTE_MODEL, _wrap_execute),
 )
 
 OUTPUT_PATCHES = (

@@ -14,6 +14,7 @@ from mrv2_spec.counters import DraftCounts
 from mrv2_spec.integration.counting import STEP_COUNTS
 from mrv2_spec.integration.methods import SERVED_METHODS, served_method
 from mrv2_spec.integration.patching import Patch, PatchField
+from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.metrics.ledger import Ledger
 from mrv2_spec.metrics.log_line import log_line
 
@@ -312,11 +313,7 @@ def _wrap_prometheus_observe(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 SCHEDULER_PATCHES = (
-    Patch(
-        "Scheduler.update_from_output",
-        (("self", "scheduler_output", "model_runner_output"),),
-        _wrap_update,
-    ),
+    Patch("Scheduler.update_from_output", UPDATE_FROM_OUTPUT, _wrap_update),
     Patch(
         "Scheduler.update_draft_token_ids",
         (("self", "draft_token_ids"),),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrv2_spec.integration.patching import Patch
+from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.integration.verification import COST_RATIO, TrimManager
 from mrv2_spec.step_clock import StepClock
 
@@ -106,11 +107,7 @@ RUNNER_PATCHES = (
 )
 
 SCHEDULER_PATCHES = (
-    Patch(
-        "Scheduler.update_from_output",
-        (("self", "scheduler_output", "model_runner_output"),),
-        _wrap_update,
-    ),
+    Patch("Scheduler.update_from_output", UPDATE_FROM_OUTPUT, _wrap_update),
 )
 
 ASYNC_SCHEDULER_PATCHES = (

@@ -104,6 +104,8 @@ class TrimManager:
         self._log = TrimLog(self.policy) if settings.trim_explain else None
         # Of the step in progress: the runner asks for it and uses it in separate calls.
         self.draft_budget = 0
+        # Scheduled tokens that are no drafts.
+        self._num_plain = 0
         self.num_requests = 0
         self.expected_ms = 0.0
         # Draft places that a request should be scheduled.
@@ -138,7 +140,7 @@ class TrimManager:
         num_tokens = scheduler_output.total_num_scheduled_tokens
         num_reqs = self.num_requests = len(scheduler_output.num_scheduled_tokens)
         num_drafts = sum(map(len, drafts.values()))
-        num_plain = num_tokens - num_drafts
+        num_plain = self._num_plain = num_tokens - num_drafts
         self.draft_budget = 0
         if drafts:
             most = self._trimmer.max_draft_budget(num_reqs)
@@ -176,8 +178,7 @@ class TrimManager:
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
         """Return the step's number of tokens under the budget that was chosen."""
-        num_drafts = sum(map(len, draft_tokens.values()))
-        return sum(num_tokens_per_req.values()) - num_drafts + self.draft_budget
+        return self._num_plain + self.draft_budget
 
     def compact_batch(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mrv2_spec.integration.patching import Patch
+from mrv2_spec.integration.signatures import EXECUTE_MODEL
 from mrv2_spec.integration.verification import TrimManager
 
 
@@ -52,22 +53,4 @@ def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
     return execute_model
 
 
-PATCHES = (
-    Patch(
-        "GPUModelRunner.execute_model",
-        (
-            (
-                "self",
-                "scheduler_output",
-                "intermediate_tensors",
-                "dummy_run",
-                "skip_attn_for_dummy_run",
-                "is_profile",
-                "context_len",
-                "valid_dummy_state_slots",
-                "randomize_inputs",
-            ),
-        ),
-        _wrap_execute,
-    ),
-)
+PATCHES = (Patch("GPUModelRunner.execute_model", EXECUTE_MODEL, _wrap_execute),)
