@@ -6,10 +6,7 @@ kernels recorded, and last, where asked for, under cProfile.
 """
 
 import cProfile
-import json
-import os
 import pstats
-import sys
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -24,8 +21,8 @@ from grid.arms import Arm
 from grid.engine import GridEngine, Mismatch
 from grid.kernels import KernelWindow
 from grid.measure import round_figures
-from grid.serve import WARM_UP_TOKENS, first_line
-from grid.shapes import SHAPES
+from grid.serving import WARM_UP_TOKENS, first_line, serve_points
+from grid.shapes import SHAPES, Shape
 from grid.watches import OURS, ROWS, TOP, Watches
 from grid.workloads import Plan, make_plan
 
@@ -277,43 +274,29 @@ def _functions(engine: ProfiledEngine, plan: Plan, place: Path) -> str:
     return place.name
 
 
+def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> ProfiledEngine:
+    return ProfiledEngine(arm, shape, Path(order["model"]), order["kv_gib"])
+
+
+def _warm_up(engine: ProfiledEngine, shape: Shape, concurrency: int) -> None:
+    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
+    run_plan(engine, plan)
+
+
+def _answer(
+    engine: ProfiledEngine, order: dict[str, Any], point: dict[str, Any]
+) -> Any:
+    name, concurrency = point["workload"], point["c"]
+    vocab_size = SHAPES[order["shape"]].vocab_size
+    label = engine.arm.label.replace(":", "-k")
+    told = {**order, "name": f"{label}-{name}-c{concurrency}"}
+    plan = make_plan(name, concurrency, vocab_size, point["length"])
+    return profile(engine, plan, concurrency, told)
+
+
 def main() -> None:
     """Serve points until standard input ends."""
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
-
-        def answer(content: dict[str, Any]) -> None:
-            answers.write(json.dumps(content) + "\n")
-
-        order = json.loads(sys.stdin.readline())
-        shape, arm = SHAPES[order["shape"]], Arm(order["arm"], order["k"])
-        started = time.monotonic()
-        try:
-            engine = ProfiledEngine(arm, shape, Path(order["model"]), order["kv_gib"])
-            ready = {"ready": time.monotonic() - started, **engine.describe()}
-            for concurrency in (1, engine.max_num_seqs):
-                plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
-                run_plan(engine, plan)
-        except Exception as error:
-            traceback.print_exc()
-            answer({"error": first_line(error)})
-            return
-        answer(ready)
-        for line in sys.stdin:
-            point = json.loads(line)
-            name, concurrency = point["workload"], point["c"]
-            label = arm.label.replace(":", "-k")
-            told = {**order, "name": f"{label}-{name}-c{concurrency}"}
-            try:
-                plan = make_plan(name, concurrency, shape.vocab_size, point["length"])
-                answer(profile(engine, plan, concurrency, told))
-            except Mismatch as error:
-                answer({"mismatch": str(error)})
-                break
-            except Exception as error:
-                traceback.print_exc()
-                answer({"error": first_line(error)})
-                break
-        engine.stop()
+    serve_points(_start, _answer, _warm_up)
 
 
 if __name__ == "__main__":

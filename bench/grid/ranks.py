@@ -3,21 +3,17 @@
 Reads and answers JSON lines as ``serve`` does.
 """
 
-import json
-import os
-import sys
 import time
-import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from grid.arms import Arm
-from grid.engine import GridEngine, Mismatch
+from grid.engine import GridEngine
 from grid.ranks_worker import ON_DEVICE, ON_HOST
-from grid.serve import first_line
-from grid.shapes import SHAPES
+from grid.serving import serve_points
+from grid.shapes import SHAPES, Shape
 from grid.workloads import mixed_rounds
 
 # Rounds of requests that are made; more steps say them again, which fills the memory.
@@ -91,34 +87,17 @@ def measure(engine: GridEngine, order: dict[str, Any]) -> dict[str, Any]:
     return {**figures(found, plain), "seconds": time.monotonic() - begun}
 
 
+def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> GridEngine:
+    return GridEngine(arm, shape, Path(order["model"]), order["kv_gib"], True)
+
+
+def _answer(engine: GridEngine, order: dict[str, Any], point: dict[str, Any]) -> Any:
+    return measure(engine, {**order, **point})
+
+
 def main() -> None:
     """Serve points until standard input ends."""
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
-
-        def answer(content: dict[str, Any]) -> None:
-            answers.write(json.dumps(content) + "\n")
-
-        order = json.loads(sys.stdin.readline())
-        shape, arm = SHAPES[order["shape"]], Arm(order["arm"], order["k"])
-        started = time.monotonic()
-        try:
-            engine = GridEngine(arm, shape, Path(order["model"]), order["kv_gib"], True)
-            answer({"ready": time.monotonic() - started, **engine.describe()})
-        except Exception as error:
-            traceback.print_exc()
-            answer({"error": first_line(error)})
-            return
-        for line in sys.stdin:
-            try:
-                answer(measure(engine, {**order, **json.loads(line)}))
-            except Mismatch as error:
-                answer({"mismatch": str(error)})
-                break
-            except Exception as error:
-                traceback.print_exc()
-                answer({"error": first_line(error)})
-                break
-        engine.stop()
+    serve_points(_start, _answer)
 
 
 if __name__ == "__main__":

@@ -6,23 +6,19 @@ measure (``workload``, ``c``, ``length``). Answers each with one JSON line on th
 file descriptor FD. What vLLM logs goes to standard output and error.
 """
 
-import json
-import os
-import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 from grid.arms import Arm
-from grid.engine import GridEngine, Mismatch
+from grid.engine import GridEngine
 from grid.measure import Round, Run, encode_run, round_figures, stage_tpot_ms
-from grid.shapes import SHAPES
+from grid.serving import WARM_UP_TOKENS, serve_points
+from grid.shapes import SHAPES, Shape
 from grid.workloads import SHIFT, Plan, make_plan
 
 # A run of a point that is shorter is repeated once more.
 SHORT_SECONDS = 3.0
-WARM_UP_TOKENS = 24
 
 
 def measure(
@@ -84,60 +80,30 @@ def count_since(
     }
 
 
+def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> GridEngine:
+    explain = order.get("trim_explain", False)
+    return GridEngine(arm, shape, Path(order["model"]), order["kv_gib"], explain)
+
+
+def _warm_up(engine: GridEngine, shape: Shape, concurrency: int) -> None:
+    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
+    engine.round(plan.rounds[0])
+
+
+def _answer(
+    engine: GridEngine, order: dict[str, Any], point: dict[str, Any]
+) -> dict[str, Any]:
+    if point.get("measure_costs"):
+        return {"costs": engine.measure_costs()}
+    name, concurrency = point["workload"], point["c"]
+    vocab_size = SHAPES[order["shape"]].vocab_size
+    plan = make_plan(name, concurrency, vocab_size, point["length"])
+    return measure(engine, plan, concurrency, name == SHIFT)
+
+
 def main() -> None:
     """Serve points until standard input ends."""
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
-
-        def answer(content: dict[str, Any]) -> None:
-            answers.write(json.dumps(content) + "\n")
-
-        order = json.loads(sys.stdin.readline())
-        shape = SHAPES[order["shape"]]
-        arm = Arm(order["arm"], order["k"])
-        started = time.monotonic()
-        try:
-            engine = GridEngine(
-                arm,
-                shape,
-                Path(order["model"]),
-                order["kv_gib"],
-                order.get("trim_explain", False),
-            )
-            ready = {"ready": time.monotonic() - started, **engine.describe()}
-            # What is compiled on first use is compiled before anything is timed.
-            for concurrency in (1, engine.max_num_seqs):
-                plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
-                engine.round(plan.rounds[0])
-        except Exception as error:
-            traceback.print_exc()
-            answer({"error": first_line(error)})
-            return
-        answer(ready)
-        for line in sys.stdin:
-            point = json.loads(line)
-            if point.get("measure_costs"):
-                answer({"costs": engine.measure_costs()})
-                continue
-            name, concurrency = point["workload"], point["c"]
-            try:
-                plan = make_plan(name, concurrency, shape.vocab_size, point["length"])
-                answer(measure(engine, plan, concurrency, name == SHIFT))
-            except Mismatch as error:
-                answer({"mismatch": str(error)})
-                break
-            except Exception as error:
-                traceback.print_exc()
-                answer({"error": first_line(error)})
-                break
-        engine.stop()
-
-
-def first_line(error: BaseException) -> str:
-    """Return what went wrong at first, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    serve_points(_start, _answer, _warm_up)
 
 
 if __name__ == "__main__":
