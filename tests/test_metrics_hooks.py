@@ -217,6 +217,37 @@ def test_a_step_of_somebody_elses_runner_is_left_alone() -> None:
     assert metrics.ledger_of(scheduler) is None
 
 
+def hand_over(scheduler: FakeScheduler, drafts: dict[str, list[int]]) -> None:
+    """Hand drafts to a scheduler whose grammars let the first one of each pass."""
+
+    def cut(self: Any, draft_token_ids: Any) -> None:
+        for req_id, tokens in drafts.items():
+            scheduler.requests[req_id].spec_token_ids = tokens[:1]
+
+    offer = SimpleNamespace(
+        req_ids=list(drafts), draft_token_ids=[list(row) for row in drafts.values()]
+    )
+    metrics._wrap_drafts(cut)(scheduler, offer)
+
+
+def test_a_cut_goes_with_its_request() -> None:
+    requests = {name: Request(use_structured_output=True) for name in ("gone", "here")}
+    scheduler = FakeScheduler(requests)
+    update(scheduler, list(requests), [0] * 2, [0] * 2, [1] * 2, new=tuple(requests))
+    hand_over(scheduler, {name: [5, 6, 7] for name in requests})
+    cuts = getattr(scheduler, metrics._CUTS)
+    assert cuts == {"gone": 1, "here": 1}
+    del requests["gone"]
+    scheduler.requests["other"] = Request()
+    update(scheduler, ["other"], [0], [0], [1], new=("other",))
+    assert cuts == {"here": 1}
+    update(scheduler, ["here"], [3], [1], [2], scheduled=1)
+    assert cuts == {}
+    ledger = metrics.ledger_of(scheduler)
+    assert ledger is not None
+    assert ledger.total.totals().invalid == 2
+
+
 def test_a_grammar_that_cuts_before_scheduling() -> None:
     requests = {
         "json": Request(use_structured_output=True),
@@ -226,20 +257,9 @@ def test_a_grammar_that_cuts_before_scheduling() -> None:
     scheduler = FakeScheduler(requests)
     update(scheduler, list(requests), [0] * 3, [0] * 3, [1] * 3, new=tuple(requests))
 
-    def cut(self: Any, draft_token_ids: Any) -> None:
-        for req_id, tokens in zip(
-            draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True
-        ):
-            requests[req_id].spec_token_ids = tokens[:1]
-
     # The last place of a row may be padding, which no grammar cut.
-    metrics._wrap_drafts(cut)(
-        scheduler,
-        SimpleNamespace(
-            req_ids=["json", "free", "chunk"],
-            draft_token_ids=[[5, 6, 7, -1], [5, 6, 7, 8], [5, 6, 7, 8]],
-        ),
-    )
+    drafts = {"json": [5, 6, 7, -1], "free": [5, 6, 7, 8], "chunk": [5, 6, 7, 8]}
+    hand_over(scheduler, drafts)
     update(scheduler, ["free"], [1], [1], [1], scheduled=1)
     update(scheduler, ["json"], [3], [1], [2], scheduled=1)
     update(scheduler, ["json"], [3], [3], [2], scheduled=3)

@@ -92,8 +92,11 @@ def _take_cuts(scheduler: Any, req_ids: list[str]) -> dict[str, int]:
     cuts: dict[str, int] = getattr(scheduler, _CUTS, {})
     if not cuts:
         return {}
-    # A request that was not scheduled keeps its drafts, and so its cut.
-    return {req_id: cuts.pop(req_id) for req_id in req_ids if req_id in cuts}
+    taken = {req_id: cuts.pop(req_id) for req_id in req_ids if req_id in cuts}
+    # A request that was not scheduled keeps its drafts, and so its cut, while it lives.
+    for req_id in cuts.keys() - scheduler.requests.keys():
+        del cuts[req_id]
+    return taken
 
 
 def _tell_vllm(scheduler_output: Any, req_ids: list[str], verified: list[int]) -> None:
