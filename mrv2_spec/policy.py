@@ -189,10 +189,13 @@ class DraftPolicy:
             return 0
         totals = self._sizes_to_choose(num_tokens, num_tokens + limit)
         accepted = self._curve(totals - num_tokens, num_requests)
-        rates = (num_requests + accepted) / self._drafting_ms[totals]
+        # Prefills are charged what they cost without drafts: in a long step a draft
+        # that costs more than a later step would looks cheap.
+        decode_ms = self._plain_ms[num_requests]
+        prefill_ms = self._plain_ms[num_tokens] - decode_ms
+        rates = (num_requests + accepted) / (self._drafting_ms[totals] - prefill_ms)
         best = int(rates.argmax())
-        plain = num_requests / self._plain_ms[num_tokens]
-        self.gain = float(rates[best] / plain) / self.cost_ratio
+        self.gain = float(rates[best] / (num_requests / decode_ms)) / self.cost_ratio
         self.expected_accepted = float(accepted[best])
         return int(totals[best]) - num_tokens if self.gain >= _MARGIN else 0
 

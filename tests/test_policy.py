@@ -70,6 +70,33 @@ def test_budgets_fill_graphs() -> None:
     assert 40 + budget in GRAPHS and budget >= 88
 
 
+def test_prompts_in_a_step_make_its_drafts_no_cheaper(rng: random.Random) -> None:
+    # Beyond the first rows every token costs the same: the best budget of a step is
+    # that of its decodes alone, however many prompt tokens it has.
+    base, row = 4.6, rng.uniform(0.01, 0.05)
+    linear = CostCurve.of([(n, base + row * n) for n in (1, 16384)], 0)
+    values = sorted((rng.random() for _ in range(4)), reverse=True)
+    seen = tally(48, values)
+    budgets = []
+    for prompt_tokens in (0, 40, 2000, 8000):
+        made = DraftPolicy(StepCosts(linear, linear), False)
+        for _ in range(200):
+            made.observe(seen)
+        budgets.append(made.choose(48 + prompt_tokens, 48, 48 * K, 4096))
+    assert len(set(budgets)) == 1, (row, values, budgets)
+
+
+def test_prompts_do_not_wake_drafting_that_does_not_pay() -> None:
+    made = policy(costs(4.6, 0.0228))
+    settle(made, 256, tally(256, [0.1, 0.03]))
+    for _ in range(100):
+        made.choose(256, 256, 256 * K, 4096)
+    assert made.asleep
+    for _ in range(100):
+        made.pass_by(8000, 256, 4096)
+    assert made.asleep
+
+
 def test_best_of_all_budgets(rng: random.Random) -> None:
     # Against trying every budget, without graphs to round to.
     base, row = 4.6, rng.uniform(0.005, 0.05)

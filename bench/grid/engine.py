@@ -124,7 +124,7 @@ class GridEngine:
                     output_kind=self._kind,
                 ),
             )
-        self._round = Round(time.monotonic())
+        self._round = Round(time.monotonic(), sum(lens))
         self._scheduler("resume_scheduler")
         self.said = {}
         while self.engine.has_unfinished_requests():

@@ -17,6 +17,7 @@ class Round:
 
     Attributes:
         released: when the requests, all queued, were let go (``time.monotonic``).
+        prompt_tokens: of all requests.
         steps: each step's time and, by request, its new tokens.
         num_drafts: requests of all steps that had a draft scheduled, of vLLM's metrics.
         draft_tokens: drafts scheduled.
@@ -24,6 +25,7 @@ class Round:
     """
 
     released: float
+    prompt_tokens: int = 0
     steps: list[tuple[float, dict[int, int]]] = field(default_factory=list)
     num_drafts: int = 0
     draft_tokens: int = 0
@@ -38,6 +40,8 @@ class RoundFigures:
         tpot_ms: each request's, first to last token.
         tokens: output tokens.
         seconds: from release to the last token.
+        prompt_tokens: of all requests.
+        prefill_seconds: from release until every request had its first token.
         together: whether all requests got their first token in the same step, so that
             no prefill falls between their tokens.
         decode_tokens: tokens after each request's first.
@@ -47,6 +51,8 @@ class RoundFigures:
     tpot_ms: list[float]
     tokens: int
     seconds: float
+    prompt_tokens: int
+    prefill_seconds: float
     together: bool
     decode_tokens: int
     decode_rounds: int
@@ -76,6 +82,8 @@ def round_figures(one: Round) -> RoundFigures:
         tpot_ms=tpot,
         tokens=sum(tokens.values()),
         seconds=max(last.values()) - one.released,
+        prompt_tokens=one.prompt_tokens,
+        prefill_seconds=max(first.values()) - one.released,
         together=len(set(first.values())) == 1,
         decode_tokens=decode_tokens,
         decode_rounds=sum(rounds.values()),
@@ -106,7 +114,8 @@ def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[st
 
     TPOT comes from the runs whose requests decode together: the first run finds no
     prefix cache, and where its prompts do not fit one step, prefills fall between the
-    tokens of those that came first. Throughput with prefill comes from that first run.
+    tokens of those that came first. That first run tells the throughput with prefill,
+    and that of the prefills, beside which requests that came first already decode.
 
     Args:
         runs: all runs of the point, one of them cold.
@@ -130,6 +139,8 @@ def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[st
         "repeats": len(timed),
         "tok_s": _sum(one.tokens for one in cold.rounds)
         / sum(one.seconds for one in cold.rounds),
+        "prefill_tok_s": _sum(one.prompt_tokens for one in cold.rounds)
+        / sum(one.prefill_seconds for one in cold.rounds),
         "tokens_per_step": tokens / rounds,
         "output_tokens": _sum(one.tokens for one in cold.rounds),
         "together_cold": cold.together,

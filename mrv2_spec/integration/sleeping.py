@@ -2,7 +2,9 @@
 
 None while drafting does not pay: then it costs the scheduler nothing, and prefills get
 the tokens. Else as many as fit the decode graphs. The wish travels with each step's
-output, and the scheduler follows it from its next step on.
+output, and the scheduler follows it from its next step on, as far as a step's tokens
+reach: places are scheduled before the trimmer gives most of them up, and what they
+take, no prompt gets.
 
 The other way goes what the scheduler alone can tell without the ranks disagreeing: how
 long steps took by its clock, with drafts and without, beside what they should cost.
@@ -17,6 +19,9 @@ from mrv2_spec.integration.patching import Patch
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.integration.verification import COST_RATIO, TrimManager
 from mrv2_spec.step_clock import StepClock
+
+# Beside prompts, places may take one in so many of a step's tokens.
+_SHARE_BESIDE_PROMPTS = 4
 
 # On a step's output: a _Report. On the scheduler: the newest one.
 _REPORT = "_mrv2_spec_report"
@@ -81,6 +86,17 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_from_output
 
 
+def _places_that_fit(scheduler: Any, scheduler_output: Any) -> int:
+    """Return how many draft places a request may have for all to be scheduled."""
+    num_running = max(len(scheduler.running), 1)
+    most: int = scheduler.max_num_scheduled_tokens // num_running
+    num_drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+    num_plain = scheduler_output.total_num_scheduled_tokens - num_drafts
+    if num_plain > len(scheduler_output.num_scheduled_tokens):
+        return max(most // _SHARE_BESIDE_PROMPTS, 1)
+    return max(most - 1, 1)
+
+
 def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
     def _update_after_schedule(self: Any, scheduler_output: Any) -> Any:
         report: _Report | None = getattr(self, _REPORT, None)
@@ -88,7 +104,9 @@ def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
             # Says both how many drafts this step's worker hands on and how many places
             # the next step has.
             scheduler_output.num_spec_tokens_to_schedule = min(
-                scheduler_output.num_spec_tokens_to_schedule, report.num_places
+                scheduler_output.num_spec_tokens_to_schedule,
+                report.num_places,
+                _places_that_fit(self, scheduler_output),
             )
             clock: StepClock = getattr(self, _CLOCK)
             ratio = clock.ratio(len(scheduler_output.num_scheduled_tokens))

@@ -36,6 +36,7 @@ def test_round_figures_are_those_of_a_round_worked_out_by_hand() -> None:
     measure = grid("measure")
     one = measure.Round(
         released=9.0,
+        prompt_tokens=30,
         steps=[(10.0, {0: 1, 1: 1}), (11.0, {0: 3, 1: 1}), (14.0, {0: 1, 1: 3})],
     )
     figures = measure.round_figures(one)
@@ -43,14 +44,17 @@ def test_round_figures_are_those_of_a_round_worked_out_by_hand() -> None:
     assert figures.tpot_ms == [1000.0, 1000.0]
     assert figures.tokens == 10
     assert figures.seconds == 5.0
+    assert (figures.prompt_tokens, figures.prefill_seconds) == (30, 1.0)
     assert figures.together
     assert (figures.decode_tokens, figures.decode_rounds) == (8, 4)
 
 
 def test_a_prefill_between_is_noticed() -> None:
     measure = grid("measure")
-    one = measure.Round(0.0, [(1.0, {0: 1}), (2.0, {0: 1, 1: 1}), (3.0, {0: 1, 1: 1})])
-    assert not measure.round_figures(one).together
+    steps = [(1.0, {0: 1}), (2.0, {0: 1, 1: 1}), (3.0, {0: 1, 1: 1})]
+    figures = measure.round_figures(measure.Round(0.0, 8, steps))
+    assert not figures.together
+    assert figures.prefill_seconds == 2.0
 
 
 def run_of(measure: ModuleType, tpot: float, cold: bool, together: bool = True) -> Any:
@@ -58,6 +62,8 @@ def run_of(measure: ModuleType, tpot: float, cold: bool, together: bool = True) 
         tpot_ms=[tpot, tpot],
         tokens=20,
         seconds=2.0,
+        prompt_tokens=60,
+        prefill_seconds=0.5,
         together=together,
         decode_tokens=18,
         decode_rounds=9,
@@ -80,8 +86,9 @@ def test_point_figures_leave_out_runs_with_prefills_between() -> None:
     assert figures["tpot_ms"] == 10.0
     assert figures["tpot_spread"] == pytest.approx(0.2)
     assert figures["repeats"] == 2
-    # Throughput with prefill is the first run's.
+    # Throughput with prefill, and of the prefills, is the first run's.
     assert figures["tok_s"] == 10.0
+    assert figures["prefill_tok_s"] == 120.0
     assert figures["tokens_per_step"] == 2.0
     assert figures["coverage"] == pytest.approx(1 / 3)
     assert (figures["drafted"], figures["accepted"]) == (10, 8)
@@ -101,10 +108,10 @@ def test_stage_tpot_counts_full_steps_after_the_first_200() -> None:
     # Two tokens a request, half a second a step.
     fast = [(200 + i / 2, {0: 2, 1: 2}) for i in range(1, 11)]
     alone = [(300.0, {0: 1})]
-    stage = [measure.Round(0.0, [*slow, *fast, *alone])]
+    stage = [measure.Round(0.0, 2, [*slow, *fast, *alone])]
     # The first fast step follows the last slow one by 1.5 s.
     assert measure.stage_tpot_ms(stage, 2) == pytest.approx((1.5 + 9 * 0.5) / 20 * 1000)
-    assert measure.stage_tpot_ms([measure.Round(0.0, slow)], 2) is None
+    assert measure.stage_tpot_ms([measure.Round(0.0, 2, slow)], 2) is None
 
 
 def test_kinds_of_steps_are_shares_of_those_that_the_trimmer_saw() -> None:

@@ -62,3 +62,28 @@ def test_sleeping_changes_no_token(
     assert fell_asleep > 0 and woke > 0, result["log"]
     totals = result["counters"]
     assert totals["accepted"] > 0
+
+
+def test_places_leave_room_for_every_request(
+    rng: random.Random, texts: Texts, run: Callable[..., dict[str, Any]]
+) -> None:
+    # Six requests with eight places each want 54 tokens of a step's 24.
+    prompts, expected = texts.draw(lambda: walk(rng, 4), 6, NUM_TOKENS)
+    result = run(
+        [add(f"r{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
+        engine=ngram(8) | {"max_num_batched_tokens": 24, "max_num_seqs": 6},
+        async_scheduling=True,
+        record=True,
+        constants={
+            POLICY + "_MIN_STEPS_TO_SLEEP": 1000,
+            POLICY + "_MAX_STEPS_TO_SLEEP": 1000,
+        },
+    )
+    assert outputs(result) == expected
+    assert result["counters"]["accepted"] > 0
+    # The scheduler hears of the trimmer with the first outputs.
+    steps = [{entry["id"] for entry in step} for step in result["records"][4:]]
+    for req_id in set().union(*steps):
+        took_part = [req_id in step for step in steps]
+        last = len(took_part) - took_part[::-1].index(True)
+        assert all(took_part[:last]), (req_id, took_part)
