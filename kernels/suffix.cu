@@ -19,6 +19,8 @@ enum { UID, NAMESPACE, FLAGS, COMMITTED, CUR_PAGE, DRAFT_LEN, DRAFT_NUM, DRAFT_V
 enum { PAGE_SEQ, PAGE_UID, PAGE_NAMESPACE, PAGE_LEN, PAGE_PREV, PAGE_NEXT, PAGE_BASE };
 enum { NEXT_PAGE, NEWEST_UID };
 enum { THRESHOLD, WASTE, ACCEPTED, ROUNDS };
+// Where a draft came from.
+enum { OWN, MEMORY };
 #define SLOT_FIELDS 11
 #define PAGE_FIELDS 8
 #define STEERING_FIELDS 4
@@ -621,7 +623,8 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
     const int* placeholder_ids, int num_placeholders, int num_steps, int* tokens,
     int* pages, int* table, int* counters, int* slots, int* pending_tokens,
     int* pending_predicted, int* pending_bins, const int* links, const int* learned,
-    const int* steering, int64* drafts, int* num_drafts, float* confidences) {
+    const int* steering, int* sources, int64* drafts, int* num_drafts,
+    float* confidences) {
   __shared__ union {
     Found found;
     Votes votes;
@@ -644,6 +647,7 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
       is_placeholder(placeholder_ids, num_placeholders, last)) {
     if (tid == 0) {
       num_drafts[slot] = 0;
+      sources[slot] = OWN;
       if (sampled) fields[DRAFT_LEN] = -1;
     }
     return;
@@ -697,7 +701,7 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
   uint32 all_right = 65536;
   learned += (int64)fields[LEARNER] * NUM_BINS * 2;
   uint32 threshold = steering[(int64)fields[LEARNER] * STEERING_FIELDS + THRESHOLD] >> 8;
-  int num = 0, valid = 0;
+  int num = 0, valid = 0, source = OWN;
   __syncthreads();
   for (int at = tid; at < HASH_SIZE; at += 256) {
     u.votes.token[at] = EMPTY;
@@ -818,6 +822,11 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
       int winner = __reduce_max_sync(0xffffffffu, order);
       int chosen = __shfl_sync(0xffffffffu, predicted, winner & 31);
       bool blocked = is_placeholder(placeholder_ids, num_placeholders, chosen);
+      // The first token decides the source: the own row's prediction of the same class
+      // comes first.
+      int own_says = chosen;
+      if (j == 0)
+        own_says = __shfl_sync(0xffffffffu, predicted, winner & (NUM_CLASSES - 1));
       if (!blocked) {
         if (lane < NUM_PREDICTIONS) {
           int64 out = (slot * K + j) * NUM_PREDICTIONS + lane;
@@ -834,6 +843,7 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
           bool kept = all_right * 4 >= threshold * rise;
           if (kept) {
             valid = j + 1;
+            if (own_says != chosen) source = MEMORY;
             drafts[(int64)batch_idx * K + j] = chosen;
             confidences[(int64)batch_idx * K + j] = (float)chance / 65536.0f;
           }
@@ -865,6 +875,7 @@ extern "C" __global__ void __launch_bounds__(256) suffix_draft(
   }
   if (tid == 0) {
     num_drafts[slot] = valid;
+    sources[slot] = source;
     fields[DRAFT_LEN] = total;
     fields[DRAFT_NUM] = num;
     fields[DRAFT_VALID] = valid;

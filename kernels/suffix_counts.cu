@@ -272,18 +272,22 @@ extern "C" __global__ void __launch_bounds__(COUNT_THREADS) suffix_count(
 extern "C" __global__ void suffix_choose(
     const int* token_ids, int64 token_ids_stride, const int64* idx_mapping,
     const int* total_len, int num_reqs, const float* scores, const int* found_tokens,
-    const float* found_chances, const int* found, int64* drafts, int* num_drafts,
-    float* confidences) {
+    const float* found_chances, const int* found, int* sources, int64* drafts,
+    int* num_drafts, float* confidences) {
   int64 batch_idx = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (batch_idx >= num_reqs) return;
   int64 slot = idx_mapping[batch_idx];
   int64 from = batch_idx * 2;
-  if (scores[from + 1] > scores[from]) from++;
+  int source = scores[from + 1] > scores[from] ? MEMORY : OWN;
+  from += source;
   int num = found[from];
   int last = token_ids[slot * token_ids_stride + max(0, total_len[slot] - 1)];
   for (int j = threadIdx.x % 32; j < K; j += 32) {
     drafts[batch_idx * K + j] = j < num ? found_tokens[from * K + j] : last;
     confidences[batch_idx * K + j] = j < num ? found_chances[from * K + j] : 0.0f;
   }
-  if (threadIdx.x % 32 == 0) num_drafts[slot] = num;
+  if (threadIdx.x % 32 == 0) {
+    num_drafts[slot] = num;
+    sources[slot] = source;
+  }
 }

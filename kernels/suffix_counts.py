@@ -71,13 +71,18 @@ def draft_by_counts(
     *,
     num_steps: int,
 ) -> None:
-    """Draft for a batch; arguments as for `draft_suffix`."""
+    """Draft for a batch; arguments as for `draft_suffix`.
+
+    `state.draft_sources` gets what was chosen, the own row or the memory, and OWN where
+    nothing is drafted.
+    """
     limits = rules.limits(settings.num_speculative_tokens)
     for b, slot in enumerate(idx_mapping.tolist()):
         total = int(total_len[slot])
         drafts[b] = token_ids[slot, max(0, total - 1)].long()
         confidences[b] = 0.0
         num_drafts[slot] = 0
+        state.draft_sources[slot] = layout.OWN
         room = min(num_steps, settings.max_model_len - total - 1)
         if int(num_sampled[b]) <= 0 or total < 2 or room <= 0:
             continue
@@ -90,6 +95,7 @@ def draft_by_counts(
             other = _best(places, capped, rules)
             if other[0] > score:
                 score, tokens, chances = other
+                state.draft_sources[slot] = layout.MEMORY
         num = len(tokens)
         num_drafts[slot] = num
         drafts[b, :num] = torch.tensor(tokens, dtype=torch.long)

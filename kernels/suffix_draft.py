@@ -43,8 +43,14 @@ def draft_suffix(
 ) -> None:
     """Draft for a batch and remember the drafts until `update_suffix` sees the truth.
 
+    `state.draft_sources` says where a draft came from, by its first token: OWN if the
+    own row predicts the same token by itself, counting places that match at least as
+    well as those of the prediction that was drafted; else MEMORY. It is OWN where
+    nothing is drafted, and slots that are not in the batch keep theirs, as they do
+    in `num_drafts`.
+
     Args:
-        state: pending drafts are changed in place.
+        state: pending drafts and `draft_sources` are changed in place.
         settings: constants.
         token_ids: [max_num_reqs, max_model_len] int32, resident rows.
         idx_mapping: [num_reqs] int64, batch index to request slot.
@@ -64,6 +70,7 @@ def draft_suffix(
     drafts[:num_reqs] = last[:, None]
     confidences[:num_reqs] = 0.0
     num_drafts[idx_mapping] = 0
+    state.draft_sources[idx_mapping] = layout.OWN
     room = (settings.max_model_len - total - 1).clamp(max=num_steps)
     limit = room.clamp(max=settings.num_speculative_tokens)
     sampled = num_sampled > 0
@@ -330,7 +337,8 @@ def _vote(
         chance = (learned[..., 0] << 16) // learned[..., 1]
         order = torch.where(some, chance * 32 + torch.arange(24, device=device), -1)
         winner = order.amax(1)
-        chosen = predicted.gather(1, (winner.clamp(min=0) & 31)[:, None])[:, 0]
+        lane = (winner.clamp(min=0) & 31)[:, None]
+        chosen = predicted.gather(1, lane)[:, 0]
         going = going & ~torch.isin(chosen, placeholder_ids)
         r = going.nonzero().flatten()
         state.pending_bins[slots[r], j] = torch.where(some, bins, -1)[r].int()
@@ -342,6 +350,13 @@ def _vote(
         rise = 4 + settings.threshold_slope * min(j, settings.threshold_steps)
         kept = going & (all_right * 4 >= threshold * rise)
         valid[kept] = j + 1
+        if j == 0:
+            # The own row's prediction of the same class comes first.
+            own_says = torch.where(some, predicted, -1).gather(
+                1, lane % layout.NUM_CLASSES
+            )[:, 0]
+            by_memory = kept & (own_says != chosen)
+            state.draft_sources[slots[by_memory]] = layout.MEMORY
         drafts[batch[kept], j] = chosen[kept]
         confidences[batch[kept], j] = chance[kept].float() / 65536
         going = kept

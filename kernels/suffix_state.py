@@ -54,6 +54,9 @@ NUM_COUNTERS = 2
 THRESHOLD, WASTE, ACCEPTED, ROUNDS = range(4)
 NUM_STEERING_FIELDS = 4
 
+# Values of `draft_sources`.
+OWN, MEMORY = range(2)
+
 # Most tokens that a key names.
 MAX_KEY_TOKENS = 8
 
@@ -166,7 +169,7 @@ class SuffixSettings:
 
 @dataclass
 class SuffixState:
-    """Device tensors; `slots`, `pending_*` are indexed by request slot."""
+    """Device tensors; `slots`, `pending_*`, `draft_sources` go by request slot."""
 
     tokens: torch.Tensor  # [num_pages, page_size]
     pages: torch.Tensor  # [num_pages, NUM_PAGE_FIELDS]
@@ -180,6 +183,8 @@ class SuffixState:
     # [learners, NUM_BINS, 2] observations that came true, and all; weight 16
     learned: torch.Tensor
     steering: torch.Tensor  # [learners, NUM_STEERING_FIELDS]
+    # [max_num_reqs] where the last draft's first token came from, OWN if there is none
+    draft_sources: torch.Tensor
 
     def nbytes(self) -> int:
         """Bytes of all tensors."""
@@ -238,4 +243,5 @@ def make_state(
         pending_bins=full(-1, max_num_reqs, k, NUM_PREDICTIONS),
         learned=learned,
         steering=steering,
+        draft_sources=full(OWN, max_num_reqs),
     )

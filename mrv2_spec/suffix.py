@@ -37,6 +37,12 @@ class SuffixSpeculator(RowSpeculator):
     ``cache_salt`` and, if given, a name of its own. What a request leaves behind stays
     in the memory however it ended; a preempted one goes on as a new response that
     begins where it was cut.
+
+    Attributes:
+        draft_sources: [max_num_reqs] int32, by slot, where its draft came from: 0 the
+            own row, 1 the memory. The first token decides: it is the memory's if the
+            own row would not have predicted it from a match as good or, with the
+            reference scoring, if the memory's draft won. 0 where nothing was drafted.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class SuffixSpeculator(RowSpeculator):
                 min_token_prob=spec_config.suffix_decoding_min_token_prob,
             ),
         )
+        # The same tensor for the whole run: the memory's state stays where it is.
+        self.draft_sources = self.memory.state.draft_sources
         self._begin_memory()
         self.warm_up()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -69,6 +70,8 @@ class Sides:
         self.outputs = [Outputs.make(reqs, k, d) for d in (plain_device, device)]
         self.placeholders = torch.tensor(placeholders, dtype=torch.int32)
         self.rows = 0  # that could draft so far
+        # Drafts so far, and those of the reference's scoring, by source.
+        self.sources, self.count_sources = Counter[int](), Counter[int]()
 
     def step(self, num_steps: int) -> int:
         """Run and compare one step; return the tokens drafted."""
@@ -77,6 +80,8 @@ class Sides:
         self.rows += int((num_sampled > 0).sum())
         start_slots(self.plain, t)
         start_slots(self.other, t)
+        self.plain.draft_sources.fill_(GUARD)
+        self.other.draft_sources.fill_(GUARD)
         batch = (t.rows, idx_mapping, t.total, t.prompt, num_sampled)
         inputs = tuple(x.to(self.plain_device) for x in batch)
         there = tuple(x.to(device) for x in batch)
@@ -92,7 +97,7 @@ class Sides:
             )
             rows = (there[0], there[1], there[2], there[4])
             self.counts.draft(self.other, *rows, *theirs, num_steps=num_steps)
-            self.same_outputs()
+            self.count_sources += self.same_outputs(idx_mapping)
         ids = self.placeholders.to(self.plain_device)
         draft_suffix(
             self.plain, self.settings, *inputs, ids, *mine, num_steps=num_steps
@@ -100,16 +105,25 @@ class Sides:
         self.cuda.draft(
             self.other, *there, ids.to(device), *theirs, num_steps=num_steps
         )
-        self.same_outputs()
+        self.sources += self.same_outputs(idx_mapping)
         same_state(self.settings, self.plain, self.other, pending=True)
         return int(self.outputs[0].num_drafts.cpu()[idx_mapping].sum())
 
-    def same_outputs(self) -> None:
+    def same_outputs(self, idx_mapping: torch.Tensor) -> Counter[int]:
+        """Compare what both published; return the drafts by source."""
         mine, theirs = (o.all() for o in self.outputs)
         for a, b in zip(mine, theirs, strict=True):
             there = b.to(a.device)
             assert torch.equal(a, there), (a, there)
         assert (mine[0][-1] == GUARD).all() and (mine[2][-1] == GUARD).all()
+        sources, theirs_too = (s.draft_sources.cpu() for s in (self.plain, self.other))
+        assert torch.equal(sources, theirs_too)
+        drafted = mine[1].cpu() > 0
+        written = torch.zeros_like(drafted)
+        written[idx_mapping] = True
+        assert torch.equal(sources != GUARD, written)
+        assert (sources[written & ~drafted] == layout.OWN).all()
+        return Counter(sources[written & drafted].tolist())
 
 
 def same_state(

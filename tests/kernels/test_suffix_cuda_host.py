@@ -19,7 +19,7 @@ from mrv2_spec.kernels.suffix_cuda import (
     count_options,
     source,
 )
-from mrv2_spec.kernels.suffix_state import SuffixSettings
+from mrv2_spec.kernels.suffix_state import MEMORY, OWN, SuffixSettings
 from tests.kernels.cuda_host import HostModule, has_compiler
 from tests.kernels.suffix_batch import Traffic, random_settings
 from tests.kernels.suffix_sides import Sides
@@ -58,6 +58,27 @@ def test_random_traffic(rng: random.Random, tmp_path: Path, case: int):
     sides = Sides(traffic, cuda, "cpu", counts, rules, placeholders)
     drafted = sum(sides.step(rng.choice([64, 64, 2, 0])) for _ in range(12))
     assert drafted >= 0
+
+
+def test_both_sources(rng: random.Random, tmp_path: Path):
+    """Traffic whose texts share motifs drafts from both, with either scoring."""
+    settings = SuffixSettings(
+        num_speculative_tokens=4,
+        max_model_len=128,
+        corpus_tokens=4096,
+        num_buckets=64,
+        page_tokens=4,
+    )
+    rules = CountRules()
+    cuda, counts = build(settings, rules, 4, tmp_path, rng.getrandbits(31))
+    traffic = Traffic(rng, settings, 4, alphabet=1000)
+    sides = Sides(traffic, cuda, "cpu", counts, rules)
+    for _ in range(100):
+        sides.step(4)
+        found = (sides.sources, sides.count_sources)
+        if all(one[source] > 4 for one in found for source in (OWN, MEMORY)):
+            return
+    raise AssertionError(found)
 
 
 def test_bins_that_were_never_wrong_draft(rng: random.Random, tmp_path: Path):

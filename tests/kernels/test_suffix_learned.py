@@ -35,6 +35,7 @@ class Pair:
         self.drafts = torch.full((reqs, k), -7)
         self.num_drafts = torch.full((reqs,), -7, dtype=torch.int32)
         self.confidences = torch.full((reqs, k), -7.0)
+        self.sources = [0, 0]  # drafts so far
 
     def step(self, num_steps: int) -> int:
         """Run one step on both and compare everything; return the drafts made."""
@@ -70,12 +71,16 @@ class Pair:
                     slot, rows[i], total[i], prompt[i], num_steps, self.placeholders
                 )
             num = int(self.num_drafts[slot])
+            source = int(self.state.draft_sources[slot])
+            want = self.model.slots.source[slot] if slot in index else layout.OWN
+            assert source == want
             assert self.drafts[b, :num].tolist() == tokens
             assert self.confidences[b, :num].tolist() == chances
             assert (self.confidences[b, num:] == 0).all()
             last = t.rows[slot, t.total[slot] - 1]
             assert (self.drafts[b, num:] == last).all()
             made += num
+            self.sources[source] += num > 0
         self.compare_states()
         return made
 
@@ -128,6 +133,21 @@ def test_long_rows_keep_the_best_places(rng: random.Random):
     traffic = Traffic(rng, settings, 2, alphabet=2, max_prompt=400, max_output=180)
     pair = Pair(traffic)
     assert sum(pair.step(16) for _ in range(40)) > 0
+
+
+def test_both_sources(rng: random.Random):
+    settings = SuffixSettings(
+        num_speculative_tokens=4,
+        max_model_len=128,
+        corpus_tokens=4096,
+        num_buckets=64,
+    )
+    pair = Pair(Traffic(rng, settings, 4, alphabet=1000))
+    for _ in range(100):
+        pair.step(4)
+        if min(pair.sources) > 4:
+            return
+    raise AssertionError(pair.sources)
 
 
 def test_page_numbers_start_afresh_at_their_limit(rng: random.Random):

@@ -92,6 +92,7 @@ class Slots(NamedTuple):
     tokens: np.ndarray  # [slots, k]
     predicted: np.ndarray  # [slots, k, predictions]
     bins: np.ndarray  # [slots, k, predictions]
+    source: np.ndarray  # of the last draft, OWN if there is none
 
 
 class Learned(NamedTuple):
@@ -496,6 +497,7 @@ def draft(
     Tokens stand in s.tokens, their chances (of 65536) in `chances`.
     """
     s.length[slot] = -1
+    s.source[slot] = layout.OWN
     if total < 2 or limit <= 0 or (placeholders == row[total - 1]).any():
         return 0
     own = find_own(c, w, row, total, prompt)
@@ -574,6 +576,7 @@ def draft(
                         best_age[x, b] = age
         chance = -1
         token = -1
+        winner = -1
         for x in range(3):
             for b in range(layout.NUM_CLASSES):
                 q = x * layout.NUM_CLASSES + b
@@ -595,6 +598,7 @@ def draft(
                 if guess >= chance:
                     chance = guess
                     token = best_token[x, b]
+                    winner = b
         if (placeholders == token).any():
             break
         all_right = (all_right * chance) >> 16
@@ -604,6 +608,10 @@ def draft(
         if all_right * 4 < threshold * (4 + c.slope * min(j, c.steps)):
             valid = j
             break
+        # Would the own row have said so, from places that match as well?
+        alike = best_count[0, winner] > 0 and best_token[0, winner] == token
+        if j == 0 and not alike:
+            s.source[slot] = layout.MEMORY
         for i in range(num):
             if w.token[i] != token:
                 alive[i] = False
@@ -663,6 +671,7 @@ class LearnedModel:
             full(0, reqs, k),
             full(0, reqs, k, layout.NUM_PREDICTIONS),
             full(-1, reqs, k, layout.NUM_PREDICTIONS),
+            full(layout.OWN, reqs),
         )
         prior = np.tile(
             layout.prior().numpy().astype(np.int64), (self.num_learners, 1, 1)
