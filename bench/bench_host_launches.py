@@ -24,6 +24,7 @@ from harness import RESULTS, device, machine, save
 
 from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.kernels import (
+    count_drafts,
     fill_draft_budget,
     propose_ngram,
     value_drafts,
@@ -78,6 +79,9 @@ class Steps:
             max_total_logits=num_reqs * (K + 1),
             device=place,
         )
+        self.sources = torch.zeros(num_reqs, **ints)
+        # Each request verifies its K drafts.
+        self.cu_num_logits = torch.arange(num_reqs + 1, **ints) * (K + 1)
         self.scheduled = np.full(num_reqs, K, dtype=np.int32)
         settings = settings_for(
             "learned",
@@ -120,6 +124,13 @@ class Steps:
             idx_mapping.shape[0],
         )  # fmt: skip
 
+    def count(self) -> None:
+        """Gather what a step did with the drafts."""
+        idx_mapping, _ = self.batch()
+        count_drafts.count_drafts(
+            idx_mapping, self.cu_num_logits, self.num_drafts, self.sources
+        )
+
     def suffix(self) -> None:
         """Remember a step and draft from the memory."""
         idx_mapping, num_sampled = self.batch()
@@ -157,7 +168,7 @@ def host_us(call: Callable[[], None], calls: int, burst: int) -> float:
 def triton_asked_every_time() -> Iterator[None]:
     """Keep nothing of what Triton compiled."""
     remember = Launches._remember
-    modules = (propose_ngram, fill_draft_budget, value_drafts)
+    modules = (propose_ngram, fill_draft_budget, value_drafts, count_drafts)
     for module in modules:
         module._launches.cache_clear()
     Launches._remember = lambda *_: None  # type: ignore[method-assign]
@@ -177,6 +188,7 @@ def time_case(num_reqs: int, rng: torch.Generator, tiny: bool) -> dict[str, Any]
         "ngram": BURST,
         "value": BURST,
         "fill": FILL_BURST,
+        "count": BURST,
         "suffix": BURST,
     }
     if tiny:
@@ -188,9 +200,9 @@ def time_case(num_reqs: int, rng: torch.Generator, tiny: bool) -> dict[str, Any]
         }
 
     with torch.inference_mode():
-        kept = times("ngram", "value", "fill", "suffix")
+        kept = times("ngram", "value", "fill", "count", "suffix")
         with triton_asked_every_time():
-            ordinary = times("ngram", "value", "fill")
+            ordinary = times("ngram", "value", "fill", "count")
     return {"num_reqs": num_reqs, "kept_us": kept, "ordinary_us": ordinary}
 
 
@@ -205,7 +217,7 @@ def main() -> None:
         raise SystemExit("no GPU here: --tiny runs on the CPU")
     rng = torch.Generator().manual_seed(SEED)
     cases = []
-    names = ("ngram", "value", "fill", "suffix")
+    names = ("ngram", "value", "fill", "count", "suffix")
     print("host us a step, kept (ordinary)", flush=True)
     print(f"{'reqs':>5s}" + "".join(f"{name:>16s}" for name in names), flush=True)
     for num_reqs in TINY_NUM_REQS if args.tiny else NUM_REQS:

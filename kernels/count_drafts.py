@@ -1,8 +1,12 @@
 """Gather what a step did with the drafts, for the host to count."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
+
+from mrv2_spec.kernels.launching import Launches
 
 # Rows of the result.
 WIDTH, PROPOSED, SOURCE = range(3)
@@ -70,19 +74,29 @@ def count_drafts(
     assert cu_num_logits.dtype == num_valid_drafts.dtype == torch.int32
     assert cu_num_logits.shape[0] > num_reqs
     assert draft_sources is None or draft_sources.dtype == torch.int32
-    _count_drafts_kernel[(triton.cdiv(num_reqs, BLOCK),)](
-        idx_mapping,
-        cu_num_logits,
-        num_valid_drafts,
-        num_valid_drafts if draft_sources is None else draft_sources,
-        counts,
-        num_reqs,
-        HAS_SOURCES=draft_sources is not None,
-        NUM_BONUS_TOKENS=num_bonus_tokens,
-        BLOCK=BLOCK,
-        num_warps=4,
+    launch = _launches(draft_sources is not None, num_bonus_tokens, BLOCK)
+    launch(
+        (triton.cdiv(num_reqs, BLOCK), 1, 1),
+        (
+            idx_mapping,
+            cu_num_logits,
+            num_valid_drafts,
+            num_valid_drafts if draft_sources is None else draft_sources,
+            counts,
+            num_reqs,
+        ),
     )
     return counts
+
+
+@cache
+def _launches(has_sources: bool, num_bonus_tokens: int, block: int) -> Launches:
+    constants = {
+        "HAS_SOURCES": has_sources,
+        "NUM_BONUS_TOKENS": num_bonus_tokens,
+        "BLOCK": block,
+    }
+    return Launches(_count_drafts_kernel, constants, num_warps=4)
 
 
 def count_drafts_ref(

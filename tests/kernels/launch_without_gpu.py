@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from mrv2_spec.draft_values import DraftValues
+from mrv2_spec.kernels.count_drafts import count_drafts
 from mrv2_spec.kernels.fill_draft_budget import fill_draft_budget
 from mrv2_spec.kernels.launching import Launches
 from mrv2_spec.kernels.propose_ngram import NUM_CLASSES, propose_ngram
@@ -137,6 +138,14 @@ def value(step: int, which: int = 0) -> None:
     )
 
 
+def count(step: int) -> None:
+    count_drafts(slots(step + 1), STARTS[0], COUNTS[0], None)
+
+
+def count_sources(step: int) -> None:
+    count_drafts(slots(step + 1), STARTS[0], COUNTS[0], COUNTS[1])
+
+
 def unaligned(step: int) -> None:
     # Every other batch begins 8 bytes past a multiple of 16.
     trim(step, slots(step + 2)[step % 2 :])
@@ -163,6 +172,8 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
     "trim": trim,
     "value": value,
     "value_classes": lambda step: value(step, 1),
+    "count": count,
+    "count_sources": count_sources,
     "unaligned": unaligned,
     "stride": stride,
     "watched": watched,

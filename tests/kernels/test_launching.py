@@ -38,6 +38,8 @@ ASKED = {
     "trim": ONCE,
     "value": ONCE,
     "value_classes": ONCE,
+    "count": ONCE,
+    "count_sources": ONCE,
     # An aligned batch comes after one that was not.
     "unaligned": [0, *[1] * 7],
     # A stride changes in every other step.
