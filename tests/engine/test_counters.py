@@ -182,6 +182,55 @@ def test_equal_to_a_count_of_every_step(
             assert at_its_end[key] == ours[key]
 
 
+@pytest.mark.parametrize(
+    ("async_scheduling", "scoring"),
+    [(True, "learned"), (False, "learned"), (True, "reference")],
+)
+def test_each_draft_counts_under_its_source(
+    async_scheduling: bool, scoring: str, rng: random.Random, texts: Texts, run: Run
+) -> None:
+    # No token comes twice in the asker's prompt and reply: its own row has nothing.
+    (prompt,), (text,) = texts.draw(
+        lambda: walk(rng, 1), 1, 12, lambda prompt, text: len({*prompt, *text[:7]}) == 8
+    )
+    # The loner has its own row only, in which the ring of tokens comes round.
+    (loop,), (reply,) = texts.draw(
+        lambda: walk(rng, 50),
+        1,
+        NUM_TOKENS,
+        lambda prompt, text: len(rounds(prompt, text, K)) <= NUM_TOKENS - 3,
+    )
+    engine = suffix(K, trim=False)
+    engine["additional_config"]["mrv2_spec"]["scoring"] = scoring
+    result = run(
+        [
+            add("owner", prompt, 12),
+            ["step", 40],
+            add("asker", prompt, 7),
+            add("loner", loop, NUM_TOKENS, extra_args={"mrv2_spec_read": False}),
+        ],
+        engine={**engine, "max_num_seqs": 2, "enable_prefix_caching": False},
+        async_scheduling=async_scheduling,
+        record=True,
+    )
+    assert outputs(result) == [text, text[:7], reply]
+    total = check(result, ["owner", "asker", "loner"])
+    found = dict(result["request_counts"])
+    asker, loner = found["asker"], found["loner"]
+    assert asker["accepted"] > 0 and loner["accepted"] > 0
+    for field, number in loner["by_source"]["own"].items():
+        assert number == loner[field]
+        assert loner["by_source"]["memory"][field] == 0
+    for field in ("verified", "accepted"):
+        assert asker["by_source"]["memory"][field] == asker[field]
+    # What was made of tokens past the asker's end, some of them again, no round used.
+    own = asker["by_source"]["own"]
+    assert own["proposed"] == own["never_issued"]
+    if scoring == "learned":
+        # The owner was alone: the memory had nothing that was not its own.
+        assert total["by_source"]["memory"] == found["asker"]["by_source"]["memory"]
+
+
 @pytest.mark.parametrize("async_scheduling", [True, False])
 def test_nothing_is_lost_at_abort(
     async_scheduling: bool, rng: random.Random, texts: Texts, run: Run
