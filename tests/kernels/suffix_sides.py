@@ -145,7 +145,7 @@ def same_state(
     offset = torch.arange(a.tokens.shape[1], device=device)
     written = live[:, None] & (offset < length)
     assert torch.equal(a.tokens[written], b.tokens[written])
-    for name in ("counters", "slots", "learned", "steering"):
+    for name in ("counters", "slots", "learned", "steering", "draft_sources"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     if not pending:
         # Drafting does not change them.
