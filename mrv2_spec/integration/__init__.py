@@ -61,6 +61,7 @@ def install() -> None:
         counting,
         cpu_grammar,
         graphs,
+        hand_off,
         memory,
         methods,
         metrics,
@@ -85,6 +86,7 @@ def install() -> None:
         *widths.PATCHES,
         *sleeping.RUNNER_PATCHES,
         *counting.PATCHES,
+        *hand_off.RUNNER_PATCHES,
     )
     try:
         patching.apply(speculative_module, methods.SPECULATIVE_PATCHES)
@@ -111,6 +113,7 @@ def install() -> None:
         patching.apply_on_import(_GRAPHS, graphs.PATCHES)
         patching.apply_on_import(_SCHEDULER, sleeping.SCHEDULER_PATCHES)
         patching.apply_on_import(_ASYNC_SCHEDULER, sleeping.ASYNC_SCHEDULER_PATCHES)
+        patching.apply_on_import(_SCHEDULER, hand_off.SCHEDULER_PATCHES)
         patching.apply_on_import(_RUNNER, runner_patches)
     except patching.PatchError:
         patching.revert_all()

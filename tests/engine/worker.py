@@ -12,12 +12,15 @@ file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 - ``record``: whether to return what every step did;
 - ``same_ids``: whether the scheduler sees the ids as they are, without a random part;
 - ``actions``: ``["add", id, prompt, sampling parameters]`` (the prompt as token ids or
-  as vLLM's prompt object), ``["step", number]``,
-  ``["abort", id]``; what is left unfinished after the last one is run to its end.
+  as vLLM's prompt object), ``["refuse", ...]`` alike for one that must be refused,
+  ``["step", number]``, ``["finish"]``, ``["abort", id]``, ``["fault", name]``; what is
+  left unfinished after the last one is run to its end;
+- ``faults``: whether those of ``faults.py`` are in place.
 
 The result has, per added request in order, ``token_ids`` and ``finish_reason`` (null
-where it was aborted) and the numbers of the whole run; or ``error``. Where the engine
-speculates these are ``counters``, ``counts`` and, by request, ``request_counts``.
+where it was aborted), or why it was ``refused``, and the numbers of the whole run; or
+``error``. Where the engine speculates these are ``counters``, ``counts`` and, by
+request, ``request_counts``.
 
 A job with ``oracle``, prompts, and ``num_tokens`` gets the greedy ``texts`` from
 transformers instead, and ``gaps``: how near each one's closest decision was to another.
@@ -31,7 +34,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -192,6 +195,23 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def faults(
+    job: dict[str, Any], found: dict[str, Any]
+) -> Iterator[Callable[[str | None], None]]:
+    """Put faults in place if the job wants them; return what switches them."""
+    if not job.get("faults"):
+        yield lambda name: None
+        return
+    # Beside this file: it runs as a script.
+    from faults import Faults
+
+    all_faults = Faults()
+    with all_faults.installed():
+        yield all_faults.switch
+    found["struck"] = all_faults.struck
+
+
 def step_record(
     speculator: Any, input_batch: Any, num_sampled: Any, drafts: Any
 ) -> list[dict[str, Any]]:
@@ -237,7 +257,8 @@ def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
             llm = LLM(model=model, **{**SHARED, **job["engine"]})
             scheduler = llm.llm_engine.vllm_config.scheduler_config
             found["async_scheduling"] = scheduler.async_scheduling
-            drive(llm.llm_engine, job["actions"], found)
+            with faults(job, found) as switch:
+                drive(llm.llm_engine, job["actions"], found, switch)
             if job["engine"].get("speculative_config"):
                 counts = read_counts(llm)
                 found["counters"] = None if counts is None else asdict(counts.totals())
@@ -302,8 +323,15 @@ def sampling_params(options: dict[str, Any]) -> Any:
     return SamplingParams(**{"temperature": 0, "detokenize": False, **options})
 
 
-def drive(engine: Any, actions: list[list[Any]], found: dict[str, Any]) -> None:
+def drive(
+    engine: Any,
+    actions: list[list[Any]],
+    found: dict[str, Any],
+    switch_fault: Callable[[str | None], None],
+) -> None:
     """Carry out the actions, then finish what is left."""
+    from vllm.exceptions import VLLMValidationError
+
     latest: dict[str, dict[str, Any]] = {}
 
     def step() -> None:
@@ -330,11 +358,26 @@ def drive(engine: Any, actions: list[list[Any]], found: dict[str, Any]) -> None:
                 prompt if isinstance(prompt, dict) else {"prompt_token_ids": prompt},
                 sampling_params(sampling),
             )
+        elif action == "refuse":
+            req_id, prompt, sampling = arguments
+            try:
+                engine.add_request(
+                    req_id, {"prompt_token_ids": prompt}, sampling_params(sampling)
+                )
+            except (ValueError, VLLMValidationError) as error:
+                found["requests"].append({"token_ids": [], "refused": str(error)})
+            else:
+                raise AssertionError(f"{req_id} was not refused")
         elif action == "abort":
             engine.abort_request(arguments)
         elif action == "step":
             for _ in range(arguments[0]):
                 step()
+        elif action == "finish":
+            while engine.has_unfinished_requests():
+                step()
+        elif action == "fault":
+            switch_fault(*arguments)
         else:
             raise ValueError(action)
     while engine.has_unfinished_requests():
