@@ -185,8 +185,9 @@ def _link(
     """
     # Keys whose hashes are equal may stand between equal ones and keep a place too
     # many in a chain, which is never found: a newer one of its key stands before it.
-    mixed = chain.clone()
-    for column in name.unbind(1):
+    mixed = torch.zeros_like(chain)
+    for column in (chain, *name.unbind(1)):
+        # Small numbers are multiplied apart before the next is mixed in.
         mixed = (mixed ^ column) * 0x9E3779B97F4A7C1
         mixed ^= mixed >> 29
     order = mixed.argsort(stable=True)
