@@ -1,5 +1,6 @@
 """Masks and drafts that come late, come short, or come from another step."""
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm.v1.core.sched.output")
 
-from vllm.v1.core.sched.output import GrammarOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds
 
 from mrv2_spec.integration import hand_off
@@ -128,6 +129,12 @@ def test_drafts_of_the_step_that_was_taken_in(served: bool) -> None:
     assert len(scheduler.got) == (2 if served else 3)
     hand_over(scheduler, due)
     assert len(scheduler.got) == (2 if served else 4)
+
+
+def test_numbers_survive_the_way_to_another_process() -> None:
+    for sent in (SchedulerOutput.make_empty(), DraftTokenIds(["a"], [[1]])):
+        setattr(sent, hand_off.STEP, 7)
+        assert getattr(pickle.loads(pickle.dumps(sent)), hand_off.STEP) == 7
 
 
 def test_only_requests_that_wait_for_no_step_lose_their_places() -> None:

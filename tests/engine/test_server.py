@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,10 @@ def test_metrics_scorecard_and_dashboard(server: str, tmp_path: Path) -> None:
     grammar = {"choice": ["abcdefgh!", "abcdefgh?"]}
     replies.append(complete(server, structured_outputs=grammar, ignore_eos=False))
     assert replies[2]["choices"][0]["text"] in grammar["choice"]
+    # A grammar that is none is its own request's fault.
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        complete(server, structured_outputs={"regex": "a("})
+    assert refused.value.code == 400
     # Parameters that vLLM refuses with speculation.
     replies.append(complete(server, min_p=0.1, logit_bias={"7": 1.0}))
     time.sleep(1)

@@ -202,6 +202,7 @@ def test_a_thought_ends_inside_a_draft(
                 },
             },
             async_scheduling=async_scheduling,
+            record=bool(engine),
         )
         found.append(outputs(result))
     expected, speculated = found
@@ -213,3 +214,13 @@ def test_a_thought_ends_inside_a_draft(
     totals = result["counters"]
     assert totals["accepted"] > 0
     assert totals["invalid"] > 0
+    # The first draft of each: the thought ends before it, at each of its places, after.
+    firsts: dict[str, list[int]] = {}
+    for one in (one for step in result["records"] for one in step):
+        firsts.setdefault(one["id"], one["drafts"])
+    ends = [
+        draft.index(THOUGHT) if THOUGHT in draft else None
+        for draft in (firsts[f"{left} left"] for left in range(len(CHAIN)))
+    ]
+    after = [None] * (len(CHAIN) - 1 - num_drafts)
+    assert ends == [None, *range(num_drafts), *after]
