@@ -15,12 +15,13 @@ import torch
 from mrv2_spec.config import Settings
 from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.integration import verification, widths
+from mrv2_spec.integration.graphs import _wrap_sizes
+from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.integration.verification import (
     TrimManager,
     _spread,
     _wrap_create,
     _wrap_graph_mode,
-    why_not_trimmed,
 )
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
@@ -56,6 +57,7 @@ class Engine:
             False,
             True,
             K,
+            True,
             Settings(),
         )
         # Rows cost next to nothing: all that is real pays.
@@ -350,6 +352,7 @@ def vllm_config() -> Any:
     return SimpleNamespace(
         lora_config=None,
         parallel_config=SimpleNamespace(
+            rank=0,
             pipeline_parallel_size=1,
             data_parallel_size=1,
             decode_context_parallel_size=1,
@@ -469,3 +472,48 @@ def test_graph_mode_is_left_alone_without_full_graphs() -> None:
     full = SimpleNamespace(has_full_cudagraphs=lambda: True)
     assert patched(eager, piecewise_capture_available=True) is eager
     assert patched(full, piecewise_capture_available=True) == "resolved True"
+
+
+def capture_sizes(config: Any, mine: list[int] | None = None) -> list[int]:
+    """Return the sizes an engine captures whose vLLM chooses sizes up to 512."""
+    config.use_v2_model_runner = True
+    config.scheduler_config.max_num_batched_tokens = 8192
+    config.scheduler_config.max_num_seqs = 256
+    config.compilation_config.cudagraph_capture_sizes = mine
+    config.compilation_config.max_cudagraph_capture_size = None
+
+    def choose(self: Any) -> None:
+        self.compilation_config.cudagraph_capture_sizes = mine or [1, 2, 256, 512]
+
+    _wrap_sizes(choose)(config)
+    sizes: list[int] = config.compilation_config.cudagraph_capture_sizes
+    return sizes
+
+
+def test_more_graphs_are_captured_where_drafts_may_be_trimmed() -> None:
+    sizes = capture_sizes(vllm_config())
+    assert sizes[:4] == [1, 2, 256, 512]
+    # 256 requests with 4 drafts each have no more than 1280 tokens.
+    assert sizes[4:] == [576, 640, 704, 768, 832, 896, 960, 1024, 1152, 1280]
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        (None, {"lora_config": object()}),
+        (None, {"additional_config": {"mrv2_spec": {"trim": False}}}),
+        (None, {"speculative_config": None}),
+        ("parallel_config", {"pipeline_parallel_size": 2}),
+        ("parallel_config", {"data_parallel_size": 2}),
+    ],
+)
+def test_no_more_graphs_where_they_are_not(
+    part: str | None, changes: dict[str, Any]
+) -> None:
+    config = vllm_config()
+    vars(config if part is None else getattr(config, part)).update(changes)
+    assert capture_sizes(config) == [1, 2, 256, 512]
+
+
+def test_graph_sizes_that_the_user_chose_stay() -> None:
+    assert capture_sizes(vllm_config(), mine=[1, 8]) == [1, 8]

@@ -19,6 +19,7 @@ from typing import Any
 from mrv2_spec.config import parse_settings
 from mrv2_spec.integration.methods import served_method
 from mrv2_spec.integration.patching import Patch
+from mrv2_spec.integration.trimmable import why_never_trimmed
 
 # Query rows of one attention tile.
 _TILE_ROWS = 64
@@ -41,10 +42,11 @@ def drafting_query_len(vllm_config: Any) -> int:
     return in_a_tile if _LEAST_SHARE * widest <= in_a_tile < widest else widest
 
 
-def _is_trimmed(vllm_config: Any) -> bool:
+def _may_be_trimmed(vllm_config: Any) -> bool:
+    settings = parse_settings(vllm_config.additional_config)
     return (
         served_method(vllm_config) is not None
-        and parse_settings(vllm_config.additional_config).trim
+        and why_never_trimmed(vllm_config, settings) is None
     )
 
 
@@ -57,7 +59,7 @@ def _wrap_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         original(self)
         sizes = compilation.cudagraph_capture_sizes
-        if chosen_by_user or not sizes or not _is_trimmed(self):
+        if chosen_by_user or not sizes or not _may_be_trimmed(self):
             return
         scheduler = self.scheduler_config
         most = min(

@@ -1,7 +1,8 @@
 """Judges the drafts of a speculator that is not ours by what became of them.
 
 Whatever such a drafter says of its drafts' chances, or nothing, how often its drafts
-came true corrects it.
+came true corrects it. What it says is taken from the first rank: budgets come of
+it, and ranks whose budgets differ would wait for each other for ever.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,12 @@ def judge_drafts(
     speculator: Any, req_states: Any, values: DraftValues
 ) -> Callable[..., torch.Tensor]:
     """Return the speculator's ``propose``, followed by a look at what it proposed."""
+    from vllm.distributed.parallel_state import get_tp_group
+
     propose = speculator.propose
     shape = (req_states.max_num_reqs, req_states.num_speculative_steps)
     given = torch.zeros(shape, dtype=torch.float32, device=req_states.device)
+    group = get_tp_group()
 
     def judged_propose(*args: Any, **kwargs: Any) -> torch.Tensor:
         drafts: torch.Tensor = propose(*args, **kwargs)
@@ -36,6 +40,10 @@ def judge_drafts(
         # A copy: what the drafter publishes is its own. Without, all drafts are sure.
         said = speculator.draft_token_confidence_probs
         given[:num_reqs] = 1.0 if said is None else said[:num_reqs]
+        if group.world_size > 1:
+            # In the order of the stream, as the model's own: the host does not wait.
+            group.broadcast(given)
+            group.broadcast(speculator.num_valid_drafts_for_trim)
         values.update(
             req_states.all_token_ids.gpu,
             input_batch.idx_mapping,

@@ -26,6 +26,7 @@ from mrv2_spec.integration.speculator import (
     speculator_of,
 )
 from mrv2_spec.integration.step_profile import StepProfile
+from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.kernels.value_drafts import IMPOSSIBLE
 from mrv2_spec.lagged_counts import LaggedCounts
 from mrv2_spec.policy import DraftPolicy
@@ -41,10 +42,6 @@ COST_RATIO = "_mrv2_spec_cost_ratio"
 _WHY_NOT_TRIMMED = "_mrv2_spec_why_not_trimmed"
 
 Int32Array = npt.NDArray[np.int32]
-
-# Backends seen to take every query length from the device. Others may plan from the
-# host's copy, which a trimmed batch deliberately leaves inexact.
-DEVICE_QUERY_LEN_BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
 
 class TrimManager:
@@ -62,6 +59,7 @@ class TrimManager:
             (vLLM 0.33).
         may_sleep: whether drafts are also made while none is scheduled.
         num_places: draft places that a request should be scheduled while awake.
+        speaks: whether this rank writes to the log.
         settings: the plugin's settings.
     """
 
@@ -77,6 +75,7 @@ class TrimManager:
         returns_admitted_counts: bool,
         may_sleep: bool,
         num_places: int,
+        speaks: bool,
         settings: Settings,
     ) -> None:
         self._req_states = req_states
@@ -101,7 +100,9 @@ class TrimManager:
         guess = CostCurve.guess(req_states.device.type)
         self.policy = DraftPolicy(StepCosts(guess, guess), may_sleep)
         self.profile: StepProfile | None = None
-        self._log = TrimLog(self.policy) if settings.trim_explain else None
+        self.speaks = speaks
+        explains = settings.trim_explain and speaks
+        self._log = TrimLog(self.policy) if explains else None
         # Of the step in progress: the runner asks for it and uses it in separate calls.
         self.draft_budget = 0
         # Scheduled tokens that are no drafts.
@@ -165,7 +166,7 @@ class TrimManager:
         return self.draft_budget
 
     def _note_impossible(self, num_requests: int) -> None:
-        if num_requests and not self.num_impossible:
+        if num_requests and not self.num_impossible and self.speaks:
             logger.warning(
                 "mrv2-spec: %s publishes draft counts outside 0..%d, or confidences "
                 "outside 0..1; they are clamped",
@@ -238,7 +239,8 @@ class TrimManager:
         assert self.profile is not None
         costs, graph_sizes = self.profile.costs(samples)
         self.policy.use_costs(costs, graph_sizes)
-        logger.info("mrv2-spec: %s", costs.describe())
+        if self.speaks:
+            logger.info("mrv2-spec: %s", costs.describe())
 
 
 def _spread(budget: int, capacities: Int32Array) -> Int32Array:
@@ -256,75 +258,11 @@ def _spread(budget: int, capacities: Int32Array) -> Int32Array:
     return widths
 
 
-def why_not_trimmed(
-    vllm_config: Any, speculator: Any, attn_groups: Any, settings: Settings
-) -> str | None:
-    """Return why an engine must verify every scheduled draft, or None if it need not.
-
-    Args:
-        vllm_config: the engine's configuration.
-        speculator: the drafter in use.
-        attn_groups: the runner's attention groups.
-        settings: the plugin's settings.
-    """
-    parallel = vllm_config.parallel_config
-    if not settings.trim:
-        return "switched off by mrv2_spec.trim=false"
-    if getattr(speculator, "num_valid_drafts_for_trim", None) is None:
-        return "the drafter publishes no num_valid_drafts_for_trim"
-    if vllm_config.lora_config is not None:
-        return "LoRA maps adapters to tokens from the host's boundaries"
-    if parallel.pipeline_parallel_size > 1:
-        return "pipeline parallelism needs the same widths on every stage"
-    if parallel.data_parallel_size > 1:
-        return "data-parallel ranks would have to agree on the widths"
-    if (
-        parallel.decode_context_parallel_size > 1
-        or parallel.prefill_context_parallel_size > 1
-    ):
-        return "context parallelism splits rows by the host's boundaries"
-    if parallel.enable_batch_sharded_sampling:
-        return "batch-sharded sampling needs the widths on the host"
-    if parallel.use_ubatching:
-        return "dual-batch overlap splits the batch by the host's boundaries"
-    if vllm_config.model_config.return_sampling_mask:
-        return "sampling replay needs fixed widths"
-    if vllm_config.aux_output_config.enabled:
-        return "returned routed experts need the widths on the host"
-    for group in (group for groups in attn_groups for group in groups):
-        name = group.backend.get_name()
-        if name not in DEVICE_QUERY_LEN_BACKENDS:
-            return (
-                f"attention backend {name} is not known to take query lengths from "
-                f"the device; use one of {', '.join(DEVICE_QUERY_LEN_BACKENDS)}"
-            )
-    return _why_not_captured(vllm_config, attn_groups)
-
-
-def _why_not_captured(vllm_config: Any, attn_groups: Any) -> str | None:
-    from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
-
-    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
-        return None
-    max_query_len = vllm_config.num_speculative_tokens + 1
-    unsupported = get_varlen_cudagraph_unsupported_backend(
-        attn_groups, vllm_config, max_query_len
-    )
-    if unsupported is None:
-        return None
-    return (
-        f"full CUDA graphs of attention backend {unsupported[0]} do not take query "
-        "lengths that vary; use cudagraph_mode=PIECEWISE"
-    )
-
-
 def _announce(vllm_config: Any, speculator: Any, why_not: str | None) -> None:
-    from vllm.distributed import get_tensor_model_parallel_rank
-
     spec_config = vllm_config.speculative_config
     describe = getattr(speculator, "describe", None)
     # Once an engine, not once a rank.
-    if get_tensor_model_parallel_rank() != 0:
+    if vllm_config.parallel_config.rank != 0:
         return
     logger.info(
         "mrv2-spec: method %s (%s%s), k=%d, trimmer %s, V2 runner, async scheduling %s",
@@ -338,7 +276,11 @@ def _announce(vllm_config: Any, speculator: Any, why_not: str | None) -> None:
 
 
 def _warn_of_unused_costs(manager: TrimManager, graph_manager: Any) -> None:
-    if manager.settings.cost_file is not None and not graph_manager.needs_capture():
+    if (
+        manager.speaks
+        and manager.settings.cost_file is not None
+        and not graph_manager.needs_capture()
+    ):
         logger.warning(
             "mrv2-spec: cost_file=%r is not used: costs are measured where CUDA graphs "
             "are captured, and guessed where none are",
@@ -371,6 +313,7 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
             "copy_admitted_drafts_to_host" in kwargs,
             drafts_unasked(speculator),
             drafting_query_len(vllm_config) - 1,
+            vllm_config.parallel_config.rank == 0,
             settings,
         )
 

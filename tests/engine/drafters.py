@@ -73,6 +73,23 @@ class PublishingSpeculator(SilentSpeculator):
         self.num_valid_drafts_for_trim[slot] = num_drafts
 
 
+class MoodySpeculator(PublishingSpeculator):
+    """The same, with chances that every rank makes up for itself."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, states: Any) -> None:
+        super().__init__(vllm_config, device, states)
+        shape = (states.max_num_reqs, self.num_slots)
+        self.draft_token_confidence_probs = torch.zeros(shape, device=device)
+        self.moods = torch.Generator(device).manual_seed(
+            vllm_config.parallel_config.rank
+        )
+
+    def publish(self, slot: int, num_drafts: int) -> None:
+        """Publish the count, and chances."""
+        super().publish(slot, num_drafts)
+        self.draft_token_confidence_probs.uniform_(generator=self.moods)
+
+
 class NoSpeculator:
     """Takes the same arguments, and is none."""
 

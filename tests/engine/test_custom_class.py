@@ -60,6 +60,24 @@ def test_identical(
         assert 0 < result["counters"]["accepted"] <= result["counters"]["verified"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_that_say_different_things_verify_the_same(
+    rng: random.Random, texts: Texts, run: Callable[..., dict[str, Any]]
+) -> None:
+    prompts, expected = texts.draw(lambda: walk(rng, 40), 2, 24)
+    result = run(
+        [add(f"r{i}", prompt, 24) for i, prompt in enumerate(prompts)],
+        engine=custom("MoodySpeculator") | {"tensor_parallel_size": 2},
+        async_scheduling=True,
+    )
+    assert outputs(result) == expected
+    counters = result["counters"]
+    assert counters["accepted"] > 0
+    # Widths were chosen by what was said.
+    assert counters["never_issued"] > 0
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -173,9 +173,15 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
         return drafts
 
     same_ids = "1" if job.get("same_ids") else "0"
+    # Two ranks may be more than there are NUMA nodes to bind them to.
+    bind = "nobind" if job["engine"].get("tensor_parallel_size", 1) > 1 else "auto"
     with contextlib.ExitStack() as stack:
         stack.enter_context(
-            mock.patch.dict(os.environ, VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=same_ids)
+            mock.patch.dict(
+                os.environ,
+                VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=same_ids,
+                VLLM_CPU_OMP_THREADS_BIND=bind,
+            )
         )
         for owner, name, value in (
             (
