@@ -19,6 +19,7 @@ class GridWorker:
     device: Any
     model_runner: Any
     _grid_steps: dict[str, int] | None = None
+    _grid_counted: Any = None
 
     def grid_load(self, outputs: list[list[int]], prompt_lens: list[int]) -> None:
         """Take the texts of the next run."""
@@ -64,6 +65,14 @@ class GridWorker:
 
             manager.choose = counting_choose
         return dict(self._grid_steps)
+
+    def grid_count(self, counted: bool) -> None:
+        """Count drafts or leave it: nothing else is switched off by this."""
+        from mrv2_spec.integration import counting
+
+        if self._grid_counted is None:
+            self._grid_counted = counting._counted
+        counting._counted = self._grid_counted if counted else lambda runner: None
 
     def grid_measure_costs(self) -> str | None:
         """Measure what steps cost once more, now that no other engine is starting.
