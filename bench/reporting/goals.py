@@ -67,6 +67,11 @@ def promises(grid: Grid) -> str:
             ),
             0.98,
         ),
+        _promise(
+            "prompt tok/s with k=16 against no speculation: at least 0.97",
+            _prefill(grid, [arm for arm in ours if arm.k == 16]),
+            0.97,
+        ),
     ]
     return table(("promise", "points", "below", "lowest"), rows)
 
@@ -77,6 +82,18 @@ def _against(grid: Grid, arms: list[Arm], others: Callable[[Arm], list[Arm]]) ->
         for value, arm, c, workload in found_ratios(grid, arms)
         if (other := grid.better(others(arm), c, workload))
     ]
+
+
+def _prefill(grid: Grid, arms: list[Arm]) -> Found:
+    found: Found = []
+    for arm in arms:
+        for workload in grid.workloads:
+            for c in grid.concurrencies:
+                pair = grid.together([arm, grid.base(arm)], c, workload)
+                if pair and pair[0].prefill_tok_s and pair[1].prefill_tok_s:
+                    value = pair[0].prefill_tok_s / pair[1].prefill_tok_s
+                    found.append((value, arm, c, workload))
+    return found
 
 
 def _promise(text: str, found: Found, least: float) -> tuple[object, ...]:

@@ -31,7 +31,8 @@ def ratios(grid: Grid) -> str:
             parts.append(f"### {workload}\n\n" + table(head, rows))
             parts.append(
                 details(
-                    f"{workload}: TPOT in ms, tokens a step, output tok/s with prefill",
+                    f"{workload}: TPOT in ms, tokens a step, output tok/s with "
+                    "prefill, prompt tok/s",
                     _absolute(grid, workload, columns),
                 )
             )
@@ -40,6 +41,13 @@ def ratios(grid: Grid) -> str:
 
 def _at(grid: Grid, workload: str, c: int) -> list[Point]:
     return [p for p in grid.points if p.workload == workload and p.c == c]
+
+
+def _figures(point: Point) -> str:
+    text = f"{point.tpot_ms:.2f}, {point.tokens_per_step:.2f}, {point.tok_s:.0f}"
+    if point.prefill_tok_s is None:
+        return text
+    return f"{text}, {point.prefill_tok_s:.0f}"
 
 
 def _absolute(grid: Grid, workload: str, columns: list[int]) -> str:
@@ -51,11 +59,7 @@ def _absolute(grid: Grid, workload: str, columns: list[int]) -> str:
             ratio = grid.ratio(arm, c, workload)
             alone = grid.together([arm], c, workload)
             point = ratio.point if ratio else alone[0] if alone else None
-            cells.append(
-                f"{point.tpot_ms:.2f}, {point.tokens_per_step:.2f}, {point.tok_s:.0f}"
-                if point
-                else NOTHING
-            )
+            cells.append(_figures(point) if point else NOTHING)
         if any(cell != NOTHING for cell in cells):
             rows.append((arm.label, *cells))
     return table(("arm", *(f"c={c}" for c in columns)), rows)

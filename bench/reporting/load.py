@@ -24,6 +24,7 @@ class Point:
         spread: of ``tpot_ms`` over the point's runs, as a share of their mean.
         stages: TPOT of each third of a workload that changes its nature.
         asleep: share of steps that scheduled no drafts.
+        prefill_tok_s: prompt tokens a second until every request had its first token.
         when: when it was measured; orders runs.
     """
 
@@ -51,6 +52,7 @@ class Point:
     model: str | None
     stages: tuple[float, ...] | None
     asleep: float | None
+    prefill_tok_s: float | None
     when: str
 
     @property
@@ -171,6 +173,9 @@ def _point(line: dict[str, Any]) -> Point:
         asleep=None
         if line.get("asleep") is None
         else _number(line, "asleep", 0.0, 1.0),
+        prefill_tok_s=None
+        if line.get("prefill_tok_s") is None
+        else _number(line, "prefill_tok_s", 1e-6),
         when=str(line.get("time", "")),
     )
 

@@ -185,9 +185,9 @@ def test_goals_take_the_better_drafter_and_mark_what_is_missed(tmp_path: Path) -
 def test_promises_are_kept_or_not(tmp_path: Path) -> None:
     grid = grid_of(
         tmp_path,
-        line("v2-none", tpot_ms=10.0),
-        line("ngram", tpot_ms=10.0),
-        line("ngram", k=5, tpot_ms=8.0),
+        line("v2-none", tpot_ms=10.0, prefill_tok_s=20000.0),
+        line("ngram", tpot_ms=10.0, prefill_tok_s=19000.0),
+        line("ngram", k=5, tpot_ms=8.0, prefill_tok_s=10000.0),
         line("v2-intree-ngram", tpot_ms=30.0),
         line("v2-intree-ngram", k=5, tpot_ms=9.0),
     )
@@ -195,6 +195,8 @@ def test_promises_are_kept_or_not(tmp_path: Path) -> None:
     assert "at least 0.97 | 2 | 0 | 1.000 (ngram:16, low, c=64) |" in text
     assert "at least 1 | 2 | 1 | 0.900 (ngram:16, low, c=64) |" in text
     assert "at least 0.98 | 1 | 1 | 0.800 (ngram:16, low, c=64) |" in text
+    assert "at least 0.97 | 1 | 1 | 0.950 (ngram:16, low, c=64) |" in text
+    assert "10.00, 1.00, 1000, 19000" in part("grid_sections").ratios(grid)
 
 
 def test_each_third_of_a_shift_is_held_against_the_best_fixed_choice(
