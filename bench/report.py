@@ -64,6 +64,7 @@ def page(
         "real-model": lambda: engines.real_model(records),
         "profile": lambda: engines.profile(records),
         "ranks": lambda: engines.ranks(records),
+        "slowest": lambda: grid_sections.slowest(grid),
         "asleep": lambda: grid_sections.asleep(grid),
         "rivals-time": lambda: drafting.rivals_time(records),
         "trim-time": lambda: drafting.trim_time(records),

@@ -117,6 +117,24 @@ def losses(grid: Grid) -> str:
     return "\n\n".join(lines)
 
 
+def slowest(grid: Grid) -> str:
+    """The slowest hundredth of the requests, against no speculation's."""
+    rows = []
+    for workload in workloads_in_order(grid.workloads):
+        for arm in in_order(grid.arms):
+            cells = []
+            for c in grid.concurrencies:
+                pair = grid.together([arm, grid.base(arm)], c, workload)
+                mine, base = (one.p99_ms for one in pair) if pair else (None, None)
+                cells.append(f"{base / mine:.2f}" if mine and base else NOTHING)
+            if arm.k and any(cell != NOTHING for cell in cells):
+                rows.append((workload, arm.label, *cells))
+    if not rows:
+        return "No point says how slow its slowest requests were."
+    head = ("workload", "arm", *(f"c={c}" for c in grid.concurrencies))
+    return table(head, rows)
+
+
 def loops(grid: Grid) -> str:
     """SmolLM2's own answers with and without those that end in a loop."""
     both = ("low-smollm2", "low-smollm2-noloop")

@@ -24,6 +24,7 @@ class Point:
         spread: of ``tpot_ms`` over the point's runs, as a share of their mean.
         stages: TPOT of each third of a workload that changes its nature.
         asleep: share of steps that scheduled no drafts.
+        p99_ms: the TPOT that all but the slowest hundredth of the requests stay below.
         prefill_tok_s: prompt tokens a second until every request had its first token.
         when: when it was measured; orders runs.
     """
@@ -52,6 +53,7 @@ class Point:
     model: str | None
     stages: tuple[float, ...] | None
     asleep: float | None
+    p99_ms: float | None
     prefill_tok_s: float | None
     when: str
 
@@ -173,6 +175,9 @@ def _point(line: dict[str, Any]) -> Point:
         asleep=None
         if line.get("asleep") is None
         else _number(line, "asleep", 0.0, 1.0),
+        p99_ms=None
+        if line.get("tpot_p99_ms") is None
+        else _number(line, "tpot_p99_ms", 1e-6),
         prefill_tok_s=None
         if line.get("prefill_tok_s") is None
         else _number(line, "prefill_tok_s", 1e-6),

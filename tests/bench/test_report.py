@@ -199,6 +199,18 @@ def test_promises_are_kept_or_not(tmp_path: Path) -> None:
     assert "10.00, 1.00, 1000, 19000" in part("grid_sections").ratios(grid)
 
 
+def test_slowest_requests_are_compared_within_one_run(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_p99_ms=10.0),
+        line("ngram", tpot_p99_ms=12.5),
+        line("ngram", k=5, tpot_p99_ms=8.0, run_id="r2"),
+    )
+    text = part("grid_sections").slowest(grid)
+    assert "| low | ngram:16 | 0.80 |" in text
+    assert "ngram:5" not in text
+
+
 def test_each_third_of_a_shift_is_held_against_the_best_fixed_choice(
     tmp_path: Path,
 ) -> None:
