@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
+# Tests that start engines, most of the time in processes of their own. They run beside
+# all others, in which one core interprets kernels.
+ENGINE_TESTS := tests/engine tests/bench tests/test_cli.py tests/test_corpus_engine.py
+
 .PHONY: setup demo test test-gpu lint lock clean
 
 setup: $(STAMP)
@@ -31,8 +35,10 @@ $(STAMP): requirements/cpu.lock pyproject.toml
 demo: setup
 	$(BIN)/mrv2-spec demo $(DEMO_ARGS)
 
+# With PYTEST_ARGS, one run of what they choose.
 test: lint
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(BIN)/python $(if $(PYTEST_ARGS),-m pytest -m "not gpu" $(PYTEST_ARGS),\
+	  tests/side_by_side.py $(ENGINE_TESTS))
 
 test-gpu:
 	python3 -m pytest -m gpu $(PYTEST_ARGS)
