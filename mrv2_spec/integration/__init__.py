@@ -27,7 +27,6 @@ _METRICS_STATS = "vllm.v1.metrics.stats"
 _SAMPLING_PARAMS = "vllm.sampling_params"
 _ENGINE_ARGS = "vllm.engine.arg_utils"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
-_ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
 _SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 
 
@@ -112,7 +111,6 @@ def install() -> None:
         patching.apply_on_import(_METRICS_STATS, metrics.REQUEST_PATCHES)
         patching.apply_on_import(_GRAPHS, graphs.PATCHES)
         patching.apply_on_import(_SCHEDULER, sleeping.SCHEDULER_PATCHES)
-        patching.apply_on_import(_ASYNC_SCHEDULER, sleeping.ASYNC_SCHEDULER_PATCHES)
         patching.apply_on_import(_SCHEDULER, hand_off.SCHEDULER_PATCHES)
         patching.apply_on_import(_RUNNER, runner_patches)
     except patching.PatchError:

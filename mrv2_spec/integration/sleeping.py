@@ -92,9 +92,22 @@ def _places_that_fit(scheduler: Any, scheduler_output: Any) -> int:
     most: int = scheduler.max_num_scheduled_tokens // num_running
     num_drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
     num_plain = scheduler_output.total_num_scheduled_tokens - num_drafts
-    if num_plain > len(scheduler_output.num_scheduled_tokens):
-        return max(most // _SHARE_BESIDE_PROMPTS, 1)
-    return max(most - 1, 1)
+    has_prompts = num_plain > len(scheduler_output.num_scheduled_tokens)
+    if has_prompts or _keeps_out_a_prompt(scheduler, scheduler_output):
+        return most // _SHARE_BESIDE_PROMPTS
+    return max(most - 1, 0)
+
+
+def _keeps_out_a_prompt(scheduler: Any, scheduler_output: Any) -> bool:
+    """Tell whether a prompt waits that may have lacked nothing but tokens."""
+    if not scheduler.waiting or len(scheduler.running) >= scheduler.max_num_active_reqs:
+        return False
+    num_tokens = scheduler_output.total_num_scheduled_tokens
+    # Without chunks a prompt needs a step's tokens for all of it.
+    return (
+        not scheduler.scheduler_config.enable_chunked_prefill
+        or num_tokens >= scheduler.max_num_scheduled_tokens
+    )
 
 
 def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,11 +139,9 @@ RUNNER_PATCHES = (
 
 SCHEDULER_PATCHES = (
     Patch("Scheduler.update_from_output", UPDATE_FROM_OUTPUT, _wrap_update),
-)
-
-ASYNC_SCHEDULER_PATCHES = (
+    # The async scheduler's calls it before it reads the number of places.
     Patch(
-        "AsyncScheduler._update_after_schedule",
+        "Scheduler._update_after_schedule",
         (("self", "scheduler_output"),),
         _wrap_after_schedule,
     ),

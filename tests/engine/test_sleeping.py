@@ -64,15 +64,26 @@ def test_sleeping_changes_no_token(
     assert totals["accepted"] > 0
 
 
+@pytest.mark.parametrize("async_scheduling", [True, False])
+# Six requests with eight places each want 54 tokens of a step's 24, or of 8, which
+# leave no request a place.
+@pytest.mark.parametrize("num_tokens_per_step", [24, 8])
 def test_places_leave_room_for_every_request(
-    rng: random.Random, texts: Texts, run: Callable[..., dict[str, Any]]
+    num_tokens_per_step: int,
+    async_scheduling: bool,
+    rng: random.Random,
+    texts: Texts,
+    run: Callable[..., dict[str, Any]],
 ) -> None:
-    # Six requests with eight places each want 54 tokens of a step's 24.
-    prompts, expected = texts.draw(lambda: walk(rng, 4), 6, NUM_TOKENS)
+    prompts, expected = texts.draw(lambda: walk(rng, 4), 7, NUM_TOKENS)
+    *first, late = (
+        add(f"r{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)
+    )
     result = run(
-        [add(f"r{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
-        engine=ngram(8) | {"max_num_batched_tokens": 24, "max_num_seqs": 6},
-        async_scheduling=True,
+        [*first, ["step", 16], late],
+        engine=ngram(8)
+        | {"max_num_batched_tokens": num_tokens_per_step, "max_num_seqs": 7},
+        async_scheduling=async_scheduling,
         record=True,
         constants={
             POLICY + "_MIN_STEPS_TO_SLEEP": 1000,
@@ -81,9 +92,12 @@ def test_places_leave_room_for_every_request(
     )
     assert outputs(result) == expected
     assert result["counters"]["accepted"] > 0
-    # The scheduler hears of the trimmer with the first outputs.
-    steps = [{entry["id"] for entry in step} for step in result["records"][4:]]
+    # Until the scheduler has heard of the trimmer, and all prompts had their turn.
+    steps = [{entry["id"] for entry in step} for step in result["records"][12:]]
     for req_id in set().union(*steps):
         took_part = [req_id in step for step in steps]
+        begin = took_part.index(True)
         last = len(took_part) - took_part[::-1].index(True)
-        assert all(took_part[:last]), (req_id, took_part)
+        assert all(took_part[begin:last]), (req_id, took_part)
+    # It need not wait until any of those before it has ended.
+    assert any(len(step) == 7 for step in steps)
