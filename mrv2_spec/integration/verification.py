@@ -258,11 +258,16 @@ def _spread(budget: int, capacities: Int32Array) -> Int32Array:
     return widths
 
 
+def _speaks(parallel: Any) -> bool:
+    """Tell whether this rank is the first of those that draft: the last stage's."""
+    num_ranks = parallel.world_size // parallel.pipeline_parallel_size
+    return bool(parallel.rank == (parallel.pipeline_parallel_size - 1) * num_ranks)
+
+
 def _announce(vllm_config: Any, speculator: Any, why_not: str | None) -> None:
     spec_config = vllm_config.speculative_config
     describe = getattr(speculator, "describe", None)
-    # Once an engine, not once a rank.
-    if vllm_config.parallel_config.rank != 0:
+    if not _speaks(vllm_config.parallel_config):
         return
     logger.info(
         "mrv2-spec: method %s (%s%s), k=%d, trimmer %s, V2 runner, async scheduling %s",
@@ -313,7 +318,7 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
             "copy_admitted_drafts_to_host" in kwargs,
             drafts_unasked(speculator),
             drafting_query_len(vllm_config) - 1,
-            vllm_config.parallel_config.rank == 0,
+            _speaks(vllm_config.parallel_config),
             settings,
         )
 

@@ -22,6 +22,8 @@ where it was aborted), or why it was ``refused``, and the numbers of the whole r
 ``error``. Where the engine speculates these are ``counters``, ``counts`` and, by
 request, ``request_counts``.
 
+A job without an ``engine`` gets the path of its ``model``.
+
 A job with ``oracle``, prompts, and ``num_tokens`` gets the greedy ``texts`` from
 transformers instead, and ``gaps``: how near each one's closest decision was to another.
 """
@@ -174,7 +176,9 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
 
     same_ids = "1" if job.get("same_ids") else "0"
     # Two ranks may be more than there are NUMA nodes to bind them to.
-    bind = "nobind" if job["engine"].get("tensor_parallel_size", 1) > 1 else "auto"
+    kinds = ("tensor_parallel_size", "pipeline_parallel_size")
+    several = any(job["engine"].get(kind, 1) > 1 for kind in kinds)
+    bind = "nobind" if several else "auto"
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             mock.patch.dict(
@@ -407,6 +411,9 @@ def main() -> None:
                 if path == "text":
                     text_model = text_model or make_text_model(folder / "text")
                     path = text_model
+                if "engine" not in job:
+                    out.write(json.dumps({"model": path}) + "\n")
+                    continue
                 result = run(path, job)
                 gc.collect()
                 if not frozen:
