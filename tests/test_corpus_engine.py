@@ -215,6 +215,8 @@ def run_engines(model: str, folder: Path) -> dict[str, Any]:
     llm.llm_engine.engine_core.shutdown()
     del llm
     gc.collect()
+    # What was imported: vLLM would have it looked through many times.
+    gc.freeze()
 
     llm = start(SUFFIX, corpus_tokens=8192, memory_file=str(folder / "a.bin"))
     save_memory(llm, folder / "again.bin")

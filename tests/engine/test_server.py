@@ -24,10 +24,6 @@ pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_TO_START = 300
-MAKE_MODEL = (
-    "import sys; from tests.engine.worker import make_text_model; "
-    "from pathlib import Path; make_text_model(Path(sys.argv[1]))"
-)
 K = 4
 
 
@@ -41,10 +37,7 @@ def server(worker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    model = folder / "text"
-    subprocess.run(
-        [sys.executable, "-c", MAKE_MODEL, str(model)], env=environment, check=True
-    )
+    model = worker.run({"model": "text"})["model"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,7 +49,7 @@ def server(worker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     }
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(model), "--served-model-name", "tiny",
+        "--model", model, "--served-model-name", "tiny",
         "--host", "127.0.0.1", "--port", str(port),
         "--enforce-eager", "--dtype", "float32", "--max-model-len", "256",
         "--max-num-seqs", "4", "--block-size", "32",

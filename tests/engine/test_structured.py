@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -85,23 +86,23 @@ def run_engine(
     )
 
 
+def once_each(
+    worker: Any, run_backend: Callable[..., dict[str, Any]]
+) -> Callable[[str], list[list[int]]]:
+    """Return the texts without speculation by backend, each engine run once."""
+
+    def run(actions: list[list[Any]], **job: Any) -> dict[str, Any]:
+        result: dict[str, Any] = worker.run({**job, "actions": actions})
+        assert "error" not in result, result["traceback"]
+        return result
+
+    return cache(lambda backend: outputs(run_backend(run, backend, {}, True)))
+
+
 @pytest.fixture(scope="module")
 def plain(worker: Any) -> Callable[[str], list[list[int]]]:
-    """Return the texts without speculation by backend, each engine run once."""
-    found: dict[str, list[list[int]]] = {}
-
-    def texts_of(backend: str) -> list[list[int]]:
-        if backend not in found:
-
-            def run(actions: list[list[Any]], **job: Any) -> dict[str, Any]:
-                result = worker.run({**job, "actions": actions})
-                assert "error" not in result, result["traceback"]
-                return result
-
-            found[backend] = outputs(run_engine(run, backend, {}, True))
-        return found[backend]
-
-    return texts_of
+    """Return the grammars' texts without speculation."""
+    return once_each(worker, run_engine)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ GRADE = {
 }
 
 
-def thoughts(num_drafts: int) -> list[list[Any]]:
+def thoughts() -> list[list[Any]]:
     """Return requests whose thought ends at each place of a draft, and around it.
 
     The earlier thought is copied up to its end and beyond, where an answer follows
@@ -172,6 +173,34 @@ def thoughts(num_drafts: int) -> list[list[Any]]:
     ]
 
 
+def think(
+    run: Run, backend: str, drafter: dict[str, Any], async_scheduling: bool
+) -> dict[str, Any]:
+    return run(
+        thoughts(),
+        model="text",
+        engine={
+            **drafter,
+            "skip_tokenizer_init": False,
+            "max_model_len": 320,
+            "max_num_seqs": 8,
+            "reasoning_parser": "deepseek_r1",
+            "structured_outputs_config": {
+                "backend": backend,
+                "disable_any_whitespace": True,
+            },
+        },
+        async_scheduling=async_scheduling,
+        record=bool(drafter),
+    )
+
+
+@pytest.fixture(scope="module")
+def unspeculated(worker: Any) -> Callable[[str], list[list[int]]]:
+    """Return what follows the thoughts without speculation."""
+    return once_each(worker, think)
+
+
 @pytest.mark.parametrize(
     ("backend", "method", "num_drafts", "async_scheduling"),
     [
@@ -182,30 +211,17 @@ def thoughts(num_drafts: int) -> list[list[Any]]:
     ],
 )
 def test_a_thought_ends_inside_a_draft(
-    backend: str, method: str, num_drafts: int, async_scheduling: bool, run: Run
+    backend: str,
+    method: str,
+    num_drafts: int,
+    async_scheduling: bool,
+    unspeculated: Callable[[str], list[list[int]]],
+    run: Run,
 ) -> None:
     drafter = (ngram if method == "ngram" else suffix)(num_drafts, trim=False)
-    found = []
-    for engine in ({}, drafter):
-        result = run(
-            thoughts(num_drafts),
-            model="text",
-            engine={
-                **engine,
-                "skip_tokenizer_init": False,
-                "max_model_len": 320,
-                "max_num_seqs": 8,
-                "reasoning_parser": "deepseek_r1",
-                "structured_outputs_config": {
-                    "backend": backend,
-                    "disable_any_whitespace": True,
-                },
-            },
-            async_scheduling=async_scheduling,
-            record=bool(engine),
-        )
-        found.append(outputs(result))
-    expected, speculated = found
+    expected = unspeculated(backend)
+    result = think(run, backend, drafter, async_scheduling)
+    speculated = outputs(result)
     for left, token_ids in enumerate(expected):
         thought, answer = token_ids[: left + 1], token_ids[left + 1 :]
         assert thought == [*ids(CHAIN[len(CHAIN) - left :]), THOUGHT]
