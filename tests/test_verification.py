@@ -19,6 +19,7 @@ from mrv2_spec.integration.graphs import _wrap_sizes
 from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.integration.verification import (
     TrimManager,
+    _speaks,
     _spread,
     _wrap_create,
     _wrap_graph_mode,
@@ -353,6 +354,7 @@ def vllm_config() -> Any:
         lora_config=None,
         parallel_config=SimpleNamespace(
             rank=0,
+            world_size=1,
             pipeline_parallel_size=1,
             data_parallel_size=1,
             decode_context_parallel_size=1,
@@ -375,6 +377,20 @@ def vllm_config() -> Any:
         max_concurrent_batches=2,
         additional_config={},
     )
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_ranks", "speaker"), [(1, 1, 0), (1, 4, 0), (2, 2, 1), (2, 8, 4)]
+)
+def test_one_of_the_ranks_that_draft_speaks(
+    num_stages: int, num_ranks: int, speaker: int
+) -> None:
+    parallel = SimpleNamespace(pipeline_parallel_size=num_stages, world_size=num_ranks)
+    found = []
+    for parallel.rank in range(num_ranks):
+        if _speaks(parallel):
+            found.append(parallel.rank)
+    assert found == [speaker]
 
 
 PUBLISHES = SimpleNamespace(num_valid_drafts_for_trim=torch.zeros(SLOTS))

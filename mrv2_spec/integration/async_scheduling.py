@@ -5,7 +5,11 @@ from typing import Any, Literal
 
 import vllm.config.vllm as vllm_config_module
 
-from mrv2_spec.integration.methods import check_settings, served_method
+from mrv2_spec.integration.methods import (
+    check_scheduling,
+    check_settings,
+    served_method,
+)
 from mrv2_spec.integration.patching import Patch
 
 
@@ -25,6 +29,7 @@ def _wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
             original(self)
         finally:
             vllm_config_module.NgramGPUTypes = types
+        check_scheduling(self)
 
     return __post_init__
 

@@ -106,6 +106,21 @@ def check_settings(vllm_config: Any) -> None:
         _check_memory_file(settings.memory_file, vllm_config)
 
 
+def check_scheduling(vllm_config: Any) -> None:
+    """Refuse what cannot work, once it is known whether steps are scheduled ahead.
+
+    Raises:
+        SettingsError: as for `check_settings`.
+    """
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    if num_stages > 1 and not vllm_config.scheduler_config.async_scheduling:
+        # vLLM hands the drafts over before the tokens they follow, and then fails.
+        raise SettingsError(
+            f"pipeline_parallel_size={num_stages} needs async scheduling with method "
+            f"{vllm_config.speculative_config.method!r}; leave it on"
+        )
+
+
 def _check_ngram(spec_config: Any) -> None:
     shortest, longest = spec_config.prompt_lookup_min, spec_config.prompt_lookup_max
     if not 1 <= shortest <= longest:
