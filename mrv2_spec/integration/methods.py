@@ -117,7 +117,7 @@ def check_scheduling(vllm_config: Any) -> None:
         # vLLM hands the drafts over before the tokens they follow, and then fails.
         raise SettingsError(
             f"pipeline_parallel_size={num_stages} needs async scheduling with method "
-            f"{vllm_config.speculative_config.method!r}; leave it on"
+            f"{vllm_config.speculative_config.method!r}; set --async-scheduling"
         )
 
 
