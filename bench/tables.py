@@ -338,22 +338,19 @@ def engine() -> str:
 def suffix_gpu_checks() -> str:
     """Rows on which the CUDA and the tensor version were compared, and sanitizers."""
     record = load("suffix_gpu_checks")
-    rows: list[tuple[object, ...]] = [
-        ("equal to the tensor version", r["seed"], r["rows"], r["tokens_drafted"], "")
-        for r in record["runs"]
-    ]
-    for tool in ("memcheck", "racecheck"):
-        found = record[tool]
-        rows.append(
-            (
-                tool,
-                found["seed"],
-                found["rows"],
-                found["tokens_drafted"],
-                found["summary"].partition(": ")[2],
+    rows: list[tuple[object, ...]] = []
+    for part in (record, record["later"]):
+        commit = part["commit"]
+        for run in part["runs"]:
+            name = "equal to the tensor version"
+            rows.append(
+                (name, commit, run["seed"], run["rows"], run["tokens_drafted"], "")
             )
-        )
-    head = ("check", "seed", "rows", "tokens drafted", "found")
+        for tool in ("memcheck", "racecheck"):
+            found = part[tool]
+            numbers = (found["seed"], found["rows"], found["tokens_drafted"])
+            rows.append((tool, commit, *numbers, found["summary"].partition(": ")[2]))
+    head = ("check", "commit", "seed", "rows", "tokens drafted", "found")
     return table(head, rows) + _from(record)
 
 
