@@ -400,7 +400,6 @@ def main() -> None:
     folder, results = Path(sys.argv[1]), int(sys.argv[2])
     model = make_model(folder)
     text_model = None
-    frozen = False
     with os.fdopen(results, "w", buffering=1) as out:
         for line in sys.stdin:
             job = json.loads(line)
@@ -415,12 +414,11 @@ def main() -> None:
                     out.write(json.dumps({"model": path}) + "\n")
                     continue
                 result = run(path, job)
+                # vLLM collects garbage ten times for each engine, a quarter of a second
+                # each time if it looks at all that was imported as well.
+                gc.unfreeze()
                 gc.collect()
-                if not frozen:
-                    # All that was imported. vLLM collects garbage ten times for each
-                    # engine, a quarter of a second each time if it looks at this too.
-                    gc.freeze()
-                    frozen = True
+                gc.freeze()
             out.write(json.dumps(result) + "\n")
 
 
