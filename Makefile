@@ -7,9 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
-# Tests that start engines, most of the time in processes of their own. They run beside
-# all others, in which one core interprets kernels.
-ENGINE_TESTS := tests/engine tests/bench tests/test_cli.py tests/test_corpus_engine.py
+# They take about half of the time, and run beside all others.
+ENGINE_TESTS := tests/engine tests/test_cli.py tests/test_corpus_engine.py
 
 .PHONY: setup demo test test-gpu lint lock clean
 
