@@ -4,7 +4,8 @@ None while drafting does not pay: then it costs the scheduler nothing, and prefi
 the tokens. Else as many as fit the decode graphs. The wish travels with each step's
 output, and the scheduler follows it from its next step on, as far as a step's tokens
 reach: places are scheduled before the trimmer gives most of them up, and what they
-take, no prompt gets.
+take, no prompt gets. Without async scheduling the drafts themselves are on the host,
+and one that sleeps is looked at in every step: only the limit is followed.
 
 The other way goes what the scheduler alone can tell without the ranks disagreeing: how
 long steps took by its clock, with drafts and without, beside what they should cost.
@@ -116,11 +117,13 @@ def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         if report is not None:
             # Says both how many drafts this step's worker hands on and how many places
             # the next step has.
-            scheduler_output.num_spec_tokens_to_schedule = min(
+            places = min(
                 scheduler_output.num_spec_tokens_to_schedule,
-                report.num_places,
                 _places_that_fit(self, scheduler_output),
             )
+            if self.scheduler_config.async_scheduling:
+                places = min(places, report.num_places)
+            scheduler_output.num_spec_tokens_to_schedule = places
             clock: StepClock = getattr(self, _CLOCK)
             ratio = clock.ratio(len(scheduler_output.num_scheduled_tokens))
             setattr(scheduler_output, COST_RATIO, ratio)
