@@ -46,10 +46,7 @@ def test_propose_ngram(tmp_path: Path) -> None:
     for case in tiny("propose_ngram", tmp_path)["cases"]:
         assert case["bytes_moved"] > 4 * case["num_reqs"] * case["row_len"]
         for name in ("ours_us", "latest_us"):
-            # A tiny run has two times, and p20 is extrapolated: on a busy host, to less
-            # than nothing.
-            assert case[name]["p20"] <= case[name]["p50"] <= case[name]["p80"]
-            assert case[name]["p50"] > 0
+            assert 0 < case[name]["p20"] <= case[name]["p50"] <= case[name]["p80"]
         assert case["read_floor_us"] > 0
         assert case["copy_us"] > 0
 
