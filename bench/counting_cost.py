@@ -8,19 +8,15 @@ standard error tells. With ``--tiny`` a small model runs on the CPU.
 """
 
 import os
-import signal
 import statistics
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from grid.arms import parse_arms
 from grid.plan import Point
-from grid.shapes import LLAMA_8B, TINY, write_model
-from grid.waves import Waves, present
+from grid.shapes import LLAMA_8B, TINY
+from grid.waves import Waves, leave_without_gpu, present
 from grid.workloads import SEED, DataMissing, make_plan
 from harness import RESULTS, machine, save
 
@@ -44,11 +40,7 @@ def main(
     tiny: Annotated[bool, typer.Option(help="on the CPU")] = False,
 ) -> None:
     """Run each arm and print what counting costs it."""
-    import torch
-
-    if not tiny and not torch.cuda.is_available():
-        print("left out everything: no GPU here (--tiny runs on the CPU)")
-        raise typer.Exit(0)
+    leave_without_gpu(tiny)
     shape = TINY if tiny else LLAMA_8B
     try:
         chosen = parse_arms(arms)
@@ -58,17 +50,14 @@ def main(
     uncounted = [arm.label for arm in chosen if not arm.kind.plugin]
     if uncounted:
         raise typer.BadParameter(f"{', '.join(uncounted)}: nothing is counted there")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
-    waves = Waves(
+    waves = Waves.within(
+        time_limit,
         shape=shape,
-        model=write_model(shape, work),
         work=work,
         module="grid.counting",
         in_process=False,
         kv_gib=kv_gib,
         length=length,
-        deadline=time.monotonic() + time_limit,
         more={"pairs": pairs},
     )
     record: dict[str, Any] = {

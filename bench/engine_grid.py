@@ -13,9 +13,7 @@ CPU.
 
 import os
 import secrets
-import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +24,7 @@ from grid.arms import Arm, parse_arms
 from grid.orchestrate import Orchestrator, Outcome, Settings
 from grid.plan import CONCURRENCIES, ORDER, guess_seconds, make_points
 from grid.shapes import LLAMA_8B, TINY
-from grid.waves import present
+from grid.waves import WORK, end_when_told, leave_without_gpu, present
 from grid.workloads import NAMES, DataMissing, make_plan
 from harness import RESULTS, machine
 from rich.progress import Progress
@@ -105,17 +103,13 @@ def run(
     ] = False,
 ) -> None:
     """Measure points and append them to the record."""
-    import torch
-
+    leave_without_gpu(tiny)
     shape = TINY if tiny else LLAMA_8B
-    if not tiny and not torch.cuda.is_available():
-        print("left out everything: no GPU here (--tiny runs on the CPU)")
-        raise typer.Exit(0)
     points = make_points(
         _with_data(_names(workloads)), _numbers(c, shape.engine["max_num_seqs"])
     )
     chosen = present(_arms(arms), on_cpu=tiny)
-    work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
+    work = work or WORK
     settings = Settings(
         shape=shape,
         path=out / record.NAME,
@@ -131,7 +125,7 @@ def run(
         progress=lambda done, total: None,
         trim_explain=trim_explain,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_when_told()
     print(
         f"run {settings.run_id}: {len(chosen)} arms x {len(points)} points", flush=True
     )

@@ -9,10 +9,6 @@ looked at one at a time. The model says recorded texts, as in ``engine_grid.py``
 """
 
 import os
-import signal
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +16,9 @@ import typer
 from grid.arms import parse_arms
 from grid.kernels import GROUPS, OTHER
 from grid.plan import Point
-from grid.shapes import LLAMA_8B, TINY, write_model
+from grid.shapes import LLAMA_8B, TINY
 from grid.watches import ROWS
-from grid.waves import Waves, present
+from grid.waves import Waves, leave_without_gpu, present
 from grid.workloads import SEED, WORKLOADS, DataMissing, make_plan
 from harness import RESULTS, machine, save
 
@@ -67,11 +63,7 @@ def main(
     tiny: Annotated[bool, typer.Option(help="a small model on the CPU")] = False,
 ) -> None:
     """Profile steps and print a table."""
-    import torch
-
-    if not tiny and not torch.cuda.is_available():
-        print("left out everything: no GPU here (--tiny runs on the CPU)")
-        raise typer.Exit(0)
+    leave_without_gpu(tiny)
     shape = TINY if tiny else LLAMA_8B
     try:
         chosen = parse_arms(arms)
@@ -80,17 +72,14 @@ def main(
             make_plan(point.workload, 1, shape.vocab_size)
     except (ValueError, DataMissing) as error:
         raise typer.BadParameter(str(error)) from error
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
-    waves = Waves(
+    waves = Waves.within(
+        time_limit,
         shape=shape,
-        model=write_model(shape, work),
         work=work,
         module="grid.profiled",
         in_process=True,
         kv_gib=kv_gib,
         length=length,
-        deadline=time.monotonic() + time_limit,
         more={
             "kernel_steps": kernel_steps,
             "cprofile": str(out.resolve() / f"{name}-cprofile") if cprofile else None,

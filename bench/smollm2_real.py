@@ -9,10 +9,6 @@ model is so small that the host sets the pace. With ``--tiny`` it runs on the CP
 """
 
 import os
-import signal
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +19,7 @@ from grid.arms import parse_arms
 from grid.measure import decode_run, point_figures
 from grid.plan import Point
 from grid.shapes import SMOLLM2, SMOLLM2_CPU
-from grid.waves import Waves, present
+from grid.waves import Waves, leave_without_gpu, present
 from grid.workloads import DataMissing, real_rounds
 from harness import RESULTS, machine, save
 
@@ -87,11 +83,7 @@ def main(
     tiny: Annotated[bool, typer.Option(help="on the CPU")] = False,
 ) -> None:
     """Run all arms, compare what they say, and print a table."""
-    import torch
-
-    if not tiny and not torch.cuda.is_available():
-        print("left out everything: no GPU here (--tiny runs on the CPU)")
-        raise typer.Exit(0)
+    leave_without_gpu(tiny)
     shape = SMOLLM2_CPU if tiny else SMOLLM2
     if batch_invariant and not tiny:
         invariant = {**shape.environment, "VLLM_BATCH_INVARIANT": "1"}
@@ -104,16 +96,15 @@ def main(
         raise typer.BadParameter(str(error)) from error
     if max(point.c for point in points) > shape.engine["max_num_seqs"]:
         raise typer.BadParameter(f"--c {c}: at most {shape.engine['max_num_seqs']}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    waves = Waves(
+    waves = Waves.within(
+        time_limit,
         shape=shape,
         model=_model(model),
-        work=work or Path(tempfile.gettempdir()) / "mrv2-spec-grid",
+        work=work,
         module="grid.real",
         in_process=False,
         kv_gib=kv_gib,
         length=length,
-        deadline=time.monotonic() + time_limit,
         more={},
     )
     record: dict[str, Any] = {

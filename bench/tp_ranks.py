@@ -11,17 +11,13 @@ Ranks that disagree would hang or say something else; this looks before they do.
 """
 
 import os
-import signal
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from grid.arms import parse_arms
 from grid.plan import Point
-from grid.shapes import LLAMA_8B_TP2, TINY_TP2, write_model
+from grid.shapes import LLAMA_8B_TP2, TINY_TP2
 from grid.waves import Waves, present
 from grid.workloads import SEED, DataMissing, mixed_rounds
 from harness import RESULTS, machine, save
@@ -63,17 +59,14 @@ def main(
     unwatched = [arm.label for arm in chosen if not arm.kind.trimmed]
     if unwatched:
         raise typer.BadParameter(f"{', '.join(unwatched)}: only trimmed arms decide")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    work = work or Path(tempfile.gettempdir()) / "mrv2-spec-grid"
-    waves = Waves(
+    waves = Waves.within(
+        time_limit,
         shape=shape,
-        model=write_model(shape, work),
         work=work,
         module="grid.ranks",
         in_process=False,
         kv_gib=kv_gib,
         length=length,
-        deadline=time.monotonic() + time_limit,
         more={
             "steps": steps,
             "requests": requests,

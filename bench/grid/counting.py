@@ -10,7 +10,7 @@ from typing import Any
 from grid.arms import Arm
 from grid.engine import GridEngine
 from grid.measure import round_figures
-from grid.serving import WARM_UP_TOKENS, serve_points
+from grid.serving import serve_points, short_round
 from grid.shapes import SHAPES, Shape
 from grid.workloads import make_plan
 
@@ -51,14 +51,9 @@ def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> GridEngine:
     return GridEngine(arm, shape, Path(order["model"]), order["kv_gib"])
 
 
-def _warm_up(engine: GridEngine, shape: Shape, concurrency: int) -> None:
-    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
-    engine.round(plan.rounds[0])
-
-
 def main() -> None:
     """Serve points until standard input ends."""
-    serve_points(_start, measure, _warm_up)
+    serve_points(_start, measure, short_round)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from grid.arms import Arm
 from grid.engine import GridEngine
 from grid.measure import Round, Run, encode_run, round_figures, stage_tpot_ms
-from grid.serving import WARM_UP_TOKENS, serve_points
+from grid.serving import serve_points, short_round
 from grid.shapes import SHAPES, Shape
 from grid.workloads import SHIFT, Plan, make_plan
 
@@ -85,11 +85,6 @@ def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> GridEngine:
     return GridEngine(arm, shape, Path(order["model"]), order["kv_gib"], explain)
 
 
-def _warm_up(engine: GridEngine, shape: Shape, concurrency: int) -> None:
-    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
-    engine.round(plan.rounds[0])
-
-
 def _answer(
     engine: GridEngine, order: dict[str, Any], point: dict[str, Any]
 ) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def _answer(
 
 def main() -> None:
     """Serve points until standard input ends."""
-    serve_points(_start, _answer, _warm_up)
+    serve_points(_start, _answer, short_round)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,19 @@ from typing import Any, TypeVar
 from grid.arms import Arm
 from grid.engine import GridEngine, Mismatch
 from grid.shapes import SHAPES, Shape
+from grid.workloads import make_plan
 
 # Output tokens of the rounds that compile what is compiled on first use.
 WARM_UP_TOKENS = 24
 
 Engine = TypeVar("Engine", bound=GridEngine)
 Json = dict[str, Any]
+
+
+def short_round(engine: GridEngine, shape: Shape, concurrency: int) -> None:
+    """Run one round of so many requests that compiles what is compiled on first use."""
+    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
+    engine.round(plan.rounds[0])
 
 
 def serve_points(

@@ -1,17 +1,38 @@
 """Engines started side by side, and points taken of one engine at a time."""
 
+import signal
+import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from grid.arms import Arm
 from grid.child import Child, EngineFailed
 from grid.plan import Point
-from grid.shapes import Shape
+from grid.shapes import Shape, write_model
 
 START_LIMIT_SECONDS = 420.0
+# vLLM's caches and the logs, where no other folder is asked for.
+WORK = Path(tempfile.gettempdir()) / "mrv2-spec-grid"
+
+
+def leave_without_gpu(tiny: bool) -> None:
+    """End a benchmark that has no GPU here and is not asked for a tiny run."""
+    import torch
+
+    if not tiny and not torch.cuda.is_available():
+        print("left out everything: no GPU here (--tiny runs on the CPU)")
+        raise typer.Exit(0)
+
+
+def end_when_told() -> None:
+    """Let a termination signal unwind the stack, so that engines are ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @dataclass(slots=True)
@@ -43,6 +64,35 @@ class Waves:
     more: dict[str, Any]
     failures: list[str] = field(default_factory=list)
     point_limit: float = float("inf")
+
+    @classmethod
+    def within(
+        cls,
+        seconds: float,
+        *,
+        shape: Shape,
+        work: Path | None,
+        model: Path | None = None,
+        **others: Any,
+    ) -> "Waves":
+        """Make waves that end after some seconds, or when the process is told to.
+
+        Args:
+            seconds: from now.
+            shape: the model's shape.
+            work: see the class; None for the usual folder.
+            model: see the class; None for dummy weights of the shape.
+            others: the other attributes.
+        """
+        end_when_told()
+        work = work or WORK
+        return cls(
+            shape=shape,
+            model=model or write_model(shape, work),
+            work=work,
+            deadline=time.monotonic() + seconds,
+            **others,
+        )
 
     def left(self) -> float:
         """Return the seconds left."""

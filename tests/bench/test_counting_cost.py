@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +33,12 @@ def test_a_difference_is_that_of_pairs() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tiny run is for a CPU")
 @pytest.mark.timeout(600)
-def test_a_tiny_run(tmp_path: Path, rng: Any) -> None:
+def test_a_tiny_run(tmp_path: Path, rng: Any, tiny_run: Callable[..., str]) -> None:
     importlib.import_module("test_engine_grid").write_texts(tmp_path, rng)
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCH / "counting_cost.py"), "--tiny", "--arms",
-            "ngram:3", "--c", "2", "--pairs", "2", "--length", "8", "--out",
-            str(tmp_path), "--work", str(tmp_path / "work"), "--commit", "abc",
-        ],
-        env={**os.environ, "MRV2_SPEC_SHARED": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    tiny_run(
+        "counting_cost.py", "--arms", "ngram:3", "--c", "2", "--pairs", "2",
+        "--length", "8", shared=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "counting_cost.json").read_text())
     found = record["arms"]["ngram:3"]
     assert record["commit"] == "abc" and not record["failures"]

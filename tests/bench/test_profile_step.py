@@ -2,11 +2,9 @@
 
 import importlib
 import json
-import os
 import random
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,23 +196,15 @@ def test_points_are_parsed_or_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tiny run is for a CPU")
 @pytest.mark.timeout(900)
-def test_a_tiny_profile_on_the_cpu(tmp_path: Path, rng: random.Random) -> None:
+def test_a_tiny_profile_on_the_cpu(
+    tmp_path: Path, rng: random.Random, tiny_run: Callable[..., str]
+) -> None:
     module("test_engine_grid").write_texts(tmp_path, rng)
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCH / "profile_step.py"), "--tiny",
-            "--arms", "ngram:3,v2-intree-ngram:3", "--points", "mid:2",
-            "--length", "12", "--kernel-steps", "2", "--cprofile",
-            "--out", str(tmp_path), "--work", str(tmp_path / "work"),
-            "--commit", "abc",
-        ],
-        env={**os.environ, "MRV2_SPEC_SHARED": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    printed = tiny_run(
+        "profile_step.py", "--arms", "ngram:3,v2-intree-ngram:3", "--points", "mid:2",
+        "--length", "12", "--kernel-steps", "2", "--cprofile", shared=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "left out v2-intree-ngram:3" in done.stdout
+    assert "left out v2-intree-ngram:3" in printed
     record = json.loads((tmp_path / "profile_step.json").read_text())
     assert record["commit"] == "abc"
     (point,) = record["points"]

