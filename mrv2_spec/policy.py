@@ -29,13 +29,17 @@ _ROUNDS_AVERAGED = 512
 _MIN_STEPS_AVERAGED, _MAX_STEPS_AVERAGED = 4, 16
 # A budget must be better than none by this to be chosen: costs are not exact.
 _MARGIN = 1.01
-# Drafting stops when it has not paid for so many rounds of requests, within limits of
-# steps, and begins again when it would have paid, by more than the margin that
-# scheduling drafts may cost, in so many of the steps that tell.
+# Drafting stops when its mean gain in the last steps was less than scheduling drafts
+# costs, but not before so many rounds of requests, within limits of steps; it begins
+# again when the mean in so many of the steps that tell is clearly more than that. The
+# mean: of a text that pays, too, some steps gain nothing.
 _ROUNDS_TO_SLEEP = 512
 _MIN_STEPS_TO_SLEEP, _MAX_STEPS_TO_SLEEP = 4, 32
+_LEAST_STEPS_OF_MEAN = 16
 _MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 64
-_WAKE_MARGIN = 1.04
+_SLEEP_MARGIN, _WAKE_MARGIN = 1.02, 1.04
+# What a step counts at most, so that a few do not decide.
+_MOST_GAIN = 1.1
 # In the first steps nothing is known: a step of up to so many tokens is verified whole.
 _FREE_TOKENS = 16
 
@@ -100,9 +104,9 @@ class DraftPolicy:
         self.cost_ratio = 1.0
         self._may_sleep = may_sleep
         self._curve = ValueCurve()
+        # Since it fell asleep or woke: its steps, and the mean gain of the last ones.
         self._steps_in_state = 0
-        # Steps in a row that spoke for the other state.
-        self._steps_against = 0
+        self._mean_gain = 0.0
         self._steps_to_wake = _MIN_STEPS_TO_WAKE
         self.use_costs(costs, ())
 
@@ -146,12 +150,11 @@ class DraftPolicy:
         if self.asleep:
             self._maybe_wake()
             return 0
-        self._steps_in_state += 1
-        self._steps_against = self._steps_against + 1 if budget == 0 else 0
-        to_sleep = max(_MIN_STEPS_TO_SLEEP, _ROUNDS_TO_SLEEP // num_drafting)
-        if self._may_sleep and self._steps_against >= min(
-            to_sleep, _MAX_STEPS_TO_SLEEP
-        ):
+        steps = max(_MIN_STEPS_TO_SLEEP, _ROUNDS_TO_SLEEP // num_drafting)
+        steps = min(steps, _MAX_STEPS_TO_SLEEP)
+        self._note_gain(max(steps, _LEAST_STEPS_OF_MEAN))
+        long_enough = self._steps_in_state >= steps
+        if self._may_sleep and long_enough and self._mean_gain < _SLEEP_MARGIN:
             self._fall_asleep()
         return budget
 
@@ -171,15 +174,23 @@ class DraftPolicy:
             else _MIN_STEPS_TO_WAKE
         )
         self.asleep = True
-        self._steps_in_state = self._steps_against = 0
+        self._steps_in_state = 0
 
     def _maybe_wake(self) -> None:
-        self._steps_against = (
-            self._steps_against + 1 if self.gain >= _WAKE_MARGIN else 0
-        )
-        if self._steps_against >= self._steps_to_wake:
+        self._note_gain(self._steps_to_wake)
+        long_enough = self._steps_in_state >= self._steps_to_wake
+        if long_enough and self._mean_gain >= _WAKE_MARGIN:
             self.asleep = False
-            self._steps_in_state = self._steps_against = 0
+            self._steps_in_state = 0
+
+    def _note_gain(self, most_steps: int) -> None:
+        """Take the step's gain into the mean of so many steps, or of all there are."""
+        self._steps_in_state += 1
+        steps = min(self._steps_in_state, most_steps)
+        mean = 0.0 if steps == 1 else self._mean_gain
+        # Without a budget a step gains nothing, and loses nothing.
+        gain = min(max(self.gain, 1.0), _MOST_GAIN)
+        self._mean_gain = mean + (gain - mean) / steps
 
     def _best(self, num_tokens: int, num_requests: int, limit: int) -> int:
         """Return the best budget, 0 if none is clearly better than none."""

@@ -204,6 +204,53 @@ def test_waking_for_nothing_makes_it_sleep_deeper() -> None:
     assert steps_until(made, False, GOOD) < 40
 
 
+def run(made: DraftPolicy, step: np.ndarray, steps: int) -> int:
+    """Return how many of some such steps found it asleep."""
+    asleep = 0
+    for _ in range(steps):
+        asleep += made.asleep
+        made.observe(step)
+        if made.asleep:
+            made.pass_by(256, 256, 4096)
+        else:
+            made.choose(256, 256, 256 * K, 4096)
+    return asleep
+
+
+def test_bad_moments_of_a_text_that_pays_change_nothing() -> None:
+    # Long enough that no budget pays in some steps, and often.
+    made = policy(costs(4.6, 0.0228))
+    run(made, GOOD, 50)
+    budgets = []
+    for _ in range(40):
+        assert run(made, GOOD, 10) == 0
+        assert run(made, BAD, 9) == 0
+        budgets.append(made.choose(256, 256, 256 * K, 4096))
+    assert budgets == [0] * 40
+
+
+def test_good_moments_of_a_text_that_does_not_pay_change_nothing() -> None:
+    made = policy(costs(4.6, 0.0228))
+    steps_until(made, True, BAD)
+    # What waking takes after it was in vain.
+    for _ in range(3):
+        steps_until(made, False, GOOD)
+        steps_until(made, True, BAD)
+    for _ in range(40):
+        assert run(made, GOOD, 2) == 2
+        assert run(made, BAD, 30) == 30
+
+
+def test_it_wakes_for_a_text_that_pays_though_not_in_every_step() -> None:
+    made = policy(costs(4.6, 0.0228))
+    steps_until(made, True, BAD)
+    for _ in range(3):
+        steps_until(made, False, GOOD)
+        steps_until(made, True, BAD)
+    asleep = [run(made, GOOD, 8) + run(made, BAD, 4) for _ in range(20)]
+    assert sum(asleep[10:]) == 0, asleep
+
+
 def test_never_sleeps_where_it_could_not_wake() -> None:
     made = policy(costs(4.6, 0.0228), may_sleep=False)
     for _ in range(200):
