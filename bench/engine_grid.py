@@ -22,7 +22,7 @@ import typer
 from grid import record
 from grid.arms import Arm, parse_arms
 from grid.orchestrate import Orchestrator, Outcome, Settings
-from grid.plan import CONCURRENCIES, ORDER, guess_seconds, make_points
+from grid.plan import CONCURRENCIES, ORDER, Point, guess_seconds, parse_points
 from grid.shapes import LLAMA_8B, TINY
 from grid.waves import WORK, end_when_told, leave_without_gpu, present
 from grid.workloads import NAMES, DataMissing, make_plan
@@ -44,23 +44,22 @@ ALL_C = ",".join(map(str, CONCURRENCIES))
 Arms = Annotated[str, typer.Option(help="NAME:K or NAME, in order, with commas")]
 Workloads = Annotated[str, typer.Option(help=f"of {', '.join(NAMES)}")]
 Concurrencies = Annotated[str, typer.Option("--c", help="requests at a time")]
+Points = Annotated[str, typer.Option(help="WORKLOAD:C, in place of the two before")]
 
 
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in NAMES]
-    if unknown or not names:
-        raise typer.BadParameter(
-            f"unknown workload {', '.join(unknown)}: one of {', '.join(NAMES)}"
-        )
-    return names
-
-
-def _numbers(text: str, most: int) -> list[int]:
-    numbers = [int(number) for number in text.split(",") if number.strip().isdigit()]
-    if len(numbers) != len(text.split(",")) or not all(0 < n <= most for n in numbers):
-        raise typer.BadParameter(f"--c {text}: whole numbers from 1 to {most}")
-    return numbers
+def _points(points: str, workloads: str, c: str, most: int) -> list[Point]:
+    """Return the points that are named, or all workloads at all numbers of requests."""
+    if not points:
+        pairs = [
+            f"{name}:{number}"
+            for number in c.split(",")
+            for name in workloads.split(",")
+        ]
+        points = ",".join(pairs)
+    try:
+        return parse_points(points, NAMES, most)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _arms(text: str) -> list[Arm]:
@@ -70,17 +69,16 @@ def _arms(text: str) -> list[Arm]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _with_data(names: list[str]) -> list[str]:
-    """Return the workloads whose files are here; name the others."""
-    present = []
-    for name in names:
+def _with_data(points: list[Point]) -> list[Point]:
+    """Return the points whose texts are here; name the workloads of the others."""
+    absent = set()
+    for name in dict.fromkeys(point.workload for point in points):
         try:
             make_plan(name, 1, LLAMA_8B.vocab_size)
         except DataMissing as error:
             print(f"left out {name}: {error}", flush=True)
-        else:
-            present.append(name)
-    return present
+            absent.add(name)
+    return [point for point in points if point.workload not in absent]
 
 
 @app.command()
@@ -88,6 +86,7 @@ def run(
     arms: Arms = ALL_ARMS,
     workloads: Workloads = ALL_WORKLOADS,
     c: Concurrencies = ALL_C,
+    points: Points = "",
     time_limit: Annotated[float, typer.Option(help="seconds for all of it")] = 3600.0,
     at_once: Annotated[int, typer.Option(min=1, max=4)] = 2,
     kv_gib: Annotated[float, typer.Option(help="KV cache of each engine")] = 22.0,
@@ -105,9 +104,8 @@ def run(
     """Measure points and append them to the record."""
     leave_without_gpu(tiny)
     shape = TINY if tiny else LLAMA_8B
-    points = make_points(
-        _with_data(_names(workloads)), _numbers(c, shape.engine["max_num_seqs"])
-    )
+    most = shape.engine["max_num_seqs"]
+    wanted = _with_data(_points(points, workloads, c, most))
     chosen = present(_arms(arms), on_cpu=tiny)
     work = work or WORK
     settings = Settings(
@@ -127,7 +125,7 @@ def run(
     )
     end_when_told()
     print(
-        f"run {settings.run_id}: {len(chosen)} arms x {len(points)} points", flush=True
+        f"run {settings.run_id}: {len(chosen)} arms x {len(wanted)} points", flush=True
     )
     if sys.stdout.isatty():
         with Progress() as bar:
@@ -136,9 +134,9 @@ def run(
             settings.progress = lambda done, total: bar.update(
                 task, completed=done, total=total
             )
-            outcome = Orchestrator(chosen, points, settings).run()
+            outcome = Orchestrator(chosen, wanted, settings).run()
     else:
-        outcome = Orchestrator(chosen, points, settings).run()
+        outcome = Orchestrator(chosen, wanted, settings).run()
     _report(outcome, settings)
 
 
@@ -163,12 +161,13 @@ def show_points(
     arms: Arms = ALL_ARMS,
     workloads: Workloads = ALL_WORKLOADS,
     c: Concurrencies = ALL_C,
+    points: Points = "",
 ) -> None:
     """Show what a run would take, by guesses made before any measurement."""
-    points = make_points(_names(workloads), _numbers(c, 256))
+    wanted = _points(points, workloads, c, LLAMA_8B.engine["max_num_seqs"])
     for arm in _arms(arms):
-        seconds = [guess_seconds(arm, point) for point in points]
-        print(f"{arm.label:22s}{len(points):4d} points {sum(seconds):7.0f} s")
+        seconds = [guess_seconds(arm, point) for point in wanted]
+        print(f"{arm.label:22s}{len(wanted):4d} points {sum(seconds):7.0f} s")
 
 
 if __name__ == "__main__":

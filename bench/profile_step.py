@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from grid.arms import parse_arms
 from grid.kernels import GROUPS, OTHER
-from grid.plan import Point
+from grid.plan import Point, parse_points
 from grid.shapes import LLAMA_8B, TINY
 from grid.watches import ROWS
 from grid.waves import Waves, leave_without_gpu, present
@@ -26,24 +26,6 @@ NAME = "profile_step"
 Column = dict[str, Any]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def parse_points(text: str, most: int) -> list[Point]:
-    """Parse ``low:256,high:64``.
-
-    Raises:
-        ValueError: an unknown workload, or a number of requests that is too large.
-    """
-    points = []
-    for part in text.split(","):
-        name, _, number = part.strip().partition(":")
-        if name not in WORKLOADS:
-            known = ", ".join(WORKLOADS)
-            raise ValueError(f"unknown workload {name!r}: one of {known}")
-        if not (number.isdigit() and 1 <= int(number) <= most):
-            raise ValueError(f"point {part!r} must be {name}:C, C from 1 to {most}")
-        points.append(Point(name, int(number)))
-    return points
 
 
 @app.command()
@@ -67,7 +49,7 @@ def main(
     shape = TINY if tiny else LLAMA_8B
     try:
         chosen = parse_arms(arms)
-        wanted = parse_points(points, shape.engine["max_num_seqs"])
+        wanted = parse_points(points, tuple(WORKLOADS), shape.engine["max_num_seqs"])
         for point in wanted:
             make_plan(point.workload, 1, shape.vocab_size)
     except (ValueError, DataMissing) as error:

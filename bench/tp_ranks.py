@@ -79,7 +79,9 @@ def main(
         **machine(commit), "seed": seed, "delay_ms": delay_ms, "arms": {},
     }  # fmt: skip
     point = Point("ranks", requests)
-    for arm, _, answer in waves.run(present(chosen, tiny), [point], at_once=1):
+    for arm, _, answer in waves.run(
+        present(chosen, tiny), [point], at_once=len(chosen)
+    ):
         record["arms"][arm.label] = answer
     record["failures"] = waves.failures
     print("saved", save(NAME, record, out))

@@ -1,5 +1,6 @@
 """Which points a run takes, in which order, and what they are expected to cost."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grid.arms import Arm
@@ -46,9 +47,27 @@ class Point:
         return f"{self.workload} c={self.c}"
 
 
-def make_points(workloads: list[str], concurrencies: list[int]) -> list[Point]:
-    """Return the points in order of importance."""
-    return [Point(workload, c) for c in concurrencies for workload in workloads]
+def parse_points(text: str, names: Sequence[str], most: int) -> list[Point]:
+    """Parse ``low:256,high:64``.
+
+    Args:
+        text: workloads and requests at a time.
+        names: the workloads that there are.
+        most: requests at a time at most.
+
+    Raises:
+        ValueError: an unknown workload, or a number of requests that is too large.
+    """
+    points = []
+    for part in text.split(","):
+        name, _, number = part.strip().partition(":")
+        if name not in names:
+            known = ", ".join(names)
+            raise ValueError(f"unknown workload {name!r}: one of {known}")
+        if not (number.isdigit() and 1 <= int(number) <= most):
+            raise ValueError(f"point {part!r} must be {name}:C, C from 1 to {most}")
+        points.append(Point(name, int(number)))
+    return points
 
 
 def guess_seconds(arm: Arm, point: Point) -> float:

@@ -312,7 +312,7 @@ def orchestrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             say=said.append,
             progress=lambda done, total: None,
         )
-        points = plan.make_points(workloads, [1, 64])
+        points = [plan.Point(name, c) for c in (1, 64) for name in workloads]
         outcome = module.Orchestrator(arms.parse_arms(names), points, settings).run()
         lines = list(grid("record").read(settings.path))
         return outcome, lines, said
@@ -397,6 +397,15 @@ def test_each_row_gets_its_recorded_token(
             expected[row, outputs[number][index]] = force.HUGE
     assert torch.equal(padded.cpu(), expected)
     assert expected.any()
+
+
+def test_points_are_parsed_or_refused() -> None:
+    parse, names = grid("plan").parse_points, ("low", "shift")
+    points = parse("low:256, shift:64", names, 256)
+    assert [(one.workload, one.c) for one in points] == [("low", 256), ("shift", 64)]
+    for wrong in ("low", "low:0", "low:257", "nonsense:4", ""):
+        with pytest.raises(ValueError, match=r"workload|point"):
+            parse(wrong, names, 256)
 
 
 # --- a real run ------------------------------------------------------------------

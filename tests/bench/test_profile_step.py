@@ -183,15 +183,6 @@ def test_host_figures_are_those_of_full_decode_steps() -> None:
     }  # fmt: skip
 
 
-def test_points_are_parsed_or_refused() -> None:
-    profile_step = module("profile_step")
-    points = profile_step.parse_points("low:256, high:64", 256)
-    assert [(one.workload, one.c) for one in points] == [("low", 256), ("high", 64)]
-    for wrong in ("low", "low:0", "low:257", "nonsense:4", ""):
-        with pytest.raises(ValueError, match=r"workload|point"):
-            profile_step.parse_points(wrong, 256)
-
-
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tiny run is for a CPU")
