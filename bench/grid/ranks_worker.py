@@ -105,8 +105,8 @@ class RanksWorker(GridWorker):
         from mrv2_spec import policy, step_costs
 
         for name in (
-            "_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_MIN_STEPS_TO_WAKE",
-            "_MAX_STEPS_TO_WAKE", "_MAX_STEPS_AVERAGED",
+            "_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_LEAST_STEPS_OF_MEAN",
+            "_MIN_STEPS_TO_WAKE", "_MAX_STEPS_TO_WAKE", "_MAX_STEPS_AVERAGED",
         ):  # fmt: skip
             setattr(policy, name, 1)
         # So dear that only drafts pay which come true more often than not.

@@ -18,10 +18,12 @@ POLICY = "mrv2_spec.policy."
 RESTLESS = {
     POLICY + "_MIN_STEPS_TO_SLEEP": 1,
     POLICY + "_MAX_STEPS_TO_SLEEP": 1,
+    POLICY + "_LEAST_STEPS_OF_MEAN": 1,
     POLICY + "_MIN_STEPS_TO_WAKE": 1,
     POLICY + "_MAX_STEPS_TO_WAKE": 1,
     POLICY + "_MIN_STEPS_AVERAGED": 1,
     POLICY + "_MAX_STEPS_AVERAGED": 1,
+    POLICY + "_SLEEP_MARGIN": 1.01,
     POLICY + "_WAKE_MARGIN": 1.01,
     # So dear a row that only drafts which come true more often than not pay.
     "mrv2_spec.step_costs._TOKENS_OF_TWICE_THE_COST": {"cpu": 2.0, "cuda": 2.0},

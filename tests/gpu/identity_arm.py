@@ -21,10 +21,12 @@ def _make_restless() -> None:
     """Let drafting fall asleep at once, and wake at once, all the time."""
     from mrv2_spec import policy, step_costs
 
-    for name in ("_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_MIN_STEPS_TO_WAKE"):
+    for name in (
+        "_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_LEAST_STEPS_OF_MEAN",
+        "_MIN_STEPS_TO_WAKE", "_MAX_STEPS_TO_WAKE", "_MAX_STEPS_AVERAGED",
+    ):  # fmt: skip
         setattr(policy, name, 1)
-    policy._MAX_STEPS_TO_WAKE = policy._MAX_STEPS_AVERAGED = 1
-    policy._WAKE_MARGIN = policy._MARGIN
+    policy._SLEEP_MARGIN = policy._WAKE_MARGIN = policy._MARGIN
     # Rows so dear that only drafts pay which come true more often than not.
     dear = step_costs.CostCurve.of([(1, 1.0), (4096, 1000.0)], 0)
     step_costs.CostCurve.of = lambda *_: dear  # type: ignore[method-assign]
