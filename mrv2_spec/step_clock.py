@@ -7,9 +7,9 @@ _STEPS_AVERAGED = 32
 # A step longer than this many times what such steps took waited for something else.
 # Not many times its cost: where nothing could be measured, costs have no unit.
 _MOST_TIMES = 4.0
-# What was learned of a kind of step fades with so many steps of other kinds: a bad
+# What was learned of a kind of step fades with so many steps of the other kind: a bad
 # moment must not keep drafting off for ever.
-_STEPS_TO_FADE = 2000
+_STEPS_TO_FADE = 1000
 
 
 class _Kind:
@@ -70,10 +70,17 @@ class StepClock:
         if other is not None:
             other.mean += (kind.mean - other.mean) / _STEPS_TO_FADE
 
-    def ratio(self, num_requests: int) -> float:
+    def ratio(self, num_requests: int, measured: bool) -> float:
         """Return by how much more than plain steps those with drafts exceed their cost.
 
-        1 where too little is known of either.
+        Args:
+            num_requests: of a step.
+            measured: whether costs were measured, so that they say milliseconds. Then
+                plain steps not seen yet are taken to cost what they should: where that
+                speaks against drafting, none follow that show it.
+
+        Returns:
+            The factor; 1 where too little is known.
         """
         bucket = num_requests.bit_length()
         drafting = self._kinds.get((True, bucket))
@@ -81,5 +88,5 @@ class StepClock:
         if drafting is None or drafting.steps < _LEAST_STEPS:
             return 1.0
         if plain is None or plain.steps < _LEAST_STEPS:
-            return 1.0
+            return max(drafting.mean, 1.0) if measured else 1.0
         return drafting.mean / plain.mean

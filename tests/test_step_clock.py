@@ -1,8 +1,12 @@
 """What the scheduler's clock says of the costs measured at start."""
 
+import numpy as np
 import pytest
 
+from mrv2_spec.kernels.value_drafts import ROUNDS, TALLY_WIDTH
+from mrv2_spec.policy import DraftPolicy
 from mrv2_spec.step_clock import StepClock
+from mrv2_spec.step_costs import CostCurve, StepCosts
 
 
 def run(
@@ -24,32 +28,32 @@ def run(
 def test_steps_with_drafts_that_cost_more_than_they_should() -> None:
     clock = StepClock()
     now = run(clock, 20, 11.0, drafts=False)
-    assert clock.ratio(64) == 1.0
+    assert clock.ratio(64, True) == 1.0
     run(clock, 20, 15.0, drafts=True, expected=12.0, now=now)
-    assert clock.ratio(64) == pytest.approx((15 / 12) / (11 / 10), rel=0.01)
+    assert clock.ratio(64, True) == pytest.approx((15 / 12) / (11 / 10), rel=0.01)
     # Of other numbers of requests nothing is known.
-    assert clock.ratio(8) == 1.0
-    assert clock.ratio(100) == clock.ratio(64)
+    assert clock.ratio(8, True) == 1.0
+    assert clock.ratio(100, True) == clock.ratio(64, True)
 
 
 def test_too_little_is_nothing() -> None:
     clock = StepClock()
     now = run(clock, 20, 11.0, drafts=False)
     run(clock, 5, 30.0, drafts=True, now=now)
-    assert clock.ratio(64) == 1.0
+    assert clock.ratio(64, True) == 1.0
 
 
 def test_what_waited_or_cannot_be_reckoned_is_left_out() -> None:
     clock = StepClock()
     now = run(clock, 20, 10.0, drafts=False)
     now = run(clock, 20, 12.0, drafts=True, now=now)
-    before = clock.ratio(64)
+    before = clock.ratio(64, True)
     now = run(clock, 20, 500.0, drafts=True, now=now)
     now = run(clock, 20, 20.0, drafts=True, expected=0.0, now=now)
     for requests in range(65, 100):
         # A batch that changes: the step before was another's.
         now = run(clock, 1, 20.0, drafts=True, requests=requests, now=now)
-    assert clock.ratio(64) == before
+    assert clock.ratio(64, True) == before
 
 
 def test_costs_without_a_unit() -> None:
@@ -57,16 +61,69 @@ def test_costs_without_a_unit() -> None:
     clock = StepClock()
     now = run(clock, 20, 20.0, drafts=False, expected=1.0)
     run(clock, 20, 60.0, drafts=True, expected=1.5, now=now)
-    assert clock.ratio(64) == pytest.approx(2.0, rel=0.01)
+    assert clock.ratio(64, False) == pytest.approx(2.0, rel=0.03)
+
+
+def test_plain_steps_not_seen_yet_cost_what_they_should() -> None:
+    # Only if costs were measured: else they say nothing of milliseconds.
+    clock = StepClock()
+    now = run(clock, 20, 15.0, drafts=True, expected=12.0)
+    assert clock.ratio(64, True) == pytest.approx(15 / 12)
+    assert clock.ratio(64, False) == 1.0
+    now = run(clock, 4, 13.0, drafts=False, now=now)
+    assert clock.ratio(64, True) == pytest.approx(15 / 12, rel=0.01)
+    run(clock, 4, 13.0, drafts=False, now=now)
+    # They, too, were dearer.
+    assert clock.ratio(64, True) == pytest.approx((15 / 12) / (13 / 10), rel=0.01)
+
+
+def test_drafting_that_costs_less_than_it_should_is_no_cheaper_than_plain() -> None:
+    clock = StepClock()
+    run(clock, 20, 9.0, drafts=True, expected=12.0)
+    assert clock.ratio(64, True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "drafting_ms", "pays"),
+    [
+        # As they should be; twice as dear, both, as with long contexts; and a host that
+        # cannot keep up with what drafts take, scheduled or verified.
+        (1.0, 1.0, True),
+        (2.0, 2.0, True),
+        (1.0, 1.25, False),
+    ],
+)
+def test_drafting_goes_on_where_the_clock_says_that_it_pays(
+    plain_ms: float, drafting_ms: float, pays: bool
+) -> None:
+    linear = CostCurve.of([(1, 4.6), (16384, 4.6 + 0.0228 * 16384)], 0)
+    policy = DraftPolicy(StepCosts(linear, linear), True)
+    # A tenth of the requests has a draft of one place, and nearly all come true.
+    tally = np.zeros(TALLY_WIDTH, np.int32)
+    tally[[0, ROUNDS]] = 12, 120
+    clock, now, verifying = StepClock(), 0.0, 0
+    for _ in range(1000):
+        policy.cost_ratio = clock.ratio(120, True)
+        policy.observe(tally)
+        if asleep := policy.asleep:
+            budget = 0
+            policy.pass_by(120, 120, 4096)
+        else:
+            budget = policy.choose(120, 120, 120 * 4, 4096)
+        expected = policy.cost_of(120, budget)
+        now += expected * (plain_ms if asleep else drafting_ms)
+        verifying += budget > 0
+        clock.note(now, 120, budget > 0, expected if asleep or budget else 0.0)
+    assert (verifying > 900) if pays else (verifying < 100), verifying
 
 
 def test_fades_while_the_other_kind_runs() -> None:
     clock = StepClock()
     now = run(clock, 40, 10.0, drafts=False)
     now = run(clock, 40, 30.0, drafts=True, now=now)
-    dear = clock.ratio(64)
+    dear = clock.ratio(64, True)
     now = run(clock, 1000, 10.0, drafts=False, now=now)
-    faded = clock.ratio(64)
+    faded = clock.ratio(64, True)
     assert 1.5 < faded < dear - 0.5
     run(clock, 20000, 10.0, drafts=False, now=now)
-    assert clock.ratio(64) == pytest.approx(1.0, abs=0.01)
+    assert clock.ratio(64, True) == pytest.approx(1.0, abs=0.01)

@@ -33,7 +33,9 @@ SLOTS = 8
 class Engine:
     """As much of the runner as the manager talks to."""
 
-    def __init__(self, device: torch.device, lag: int) -> None:
+    def __init__(
+        self, device: torch.device, lag: int, async_scheduling: bool = True
+    ) -> None:
         self.device = device
         self.states = SimpleNamespace(
             max_num_reqs=SLOTS,
@@ -57,6 +59,7 @@ class Engine:
             lag - 1,
             False,
             True,
+            async_scheduling,
             K,
             True,
             Settings(),
@@ -198,6 +201,27 @@ def test_asleep_no_draft_is_verified(device: torch.device) -> None:
         steps += 1
         assert steps < 100
     assert engine.step({"a": K + 1}, {"a": K})[0] > 0
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_which_steps_tell_what_they_should_cost(
+    async_scheduling: bool, device: torch.device
+) -> None:
+    engine = Engine(device, 1, async_scheduling)
+    engine.add("a", 0)
+    engine.draft(["a"], [K], 0.9)
+    assert engine.step({"a": K + 1}, {"a": K})[0] > 0
+    assert engine.manager.expected_ms == pytest.approx(1.0, abs=0.01)
+    for _ in range(100):
+        engine.draft(["a"], [0])
+        budget, _ = engine.step({"a": K + 1}, {"a": K})
+    # Its places took the host's time. Without async scheduling all steps have them.
+    assert budget == 0
+    assert (engine.manager.expected_ms > 0) == (not async_scheduling)
+    engine.choose({"a": 1}, {})
+    assert engine.manager.expected_ms > 0
+    engine.choose({"a": 1, "b": 300}, {})
+    assert engine.manager.expected_ms == 0
 
 
 def test_wakes_beside_prefills(device: torch.device) -> None:

@@ -39,12 +39,14 @@ class _Report:
         num_requests: of the step.
         verifies_drafts: whether it had any.
         expected_ms: what it should have cost; 0 where that cannot be said.
+        costs_are_measured: whether that is in milliseconds.
     """
 
     num_places: int
     num_requests: int
     verifies_drafts: bool
     expected_ms: float
+    costs_are_measured: bool
 
 
 def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +60,7 @@ def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
                 manager.num_requests,
                 manager.draft_budget > 0,
                 manager.expected_ms,
+                manager.costs_are_measured,
             )
             setattr(result, _REPORT, report)
         return output
@@ -125,7 +128,9 @@ def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
                 places = min(places, report.num_places)
             scheduler_output.num_spec_tokens_to_schedule = places
             clock: StepClock = getattr(self, _CLOCK)
-            ratio = clock.ratio(len(scheduler_output.num_scheduled_tokens))
+            ratio = clock.ratio(
+                len(scheduler_output.num_scheduled_tokens), report.costs_are_measured
+            )
             setattr(scheduler_output, COST_RATIO, ratio)
         return original(self, scheduler_output)
 

@@ -58,6 +58,7 @@ class TrimManager:
         returns_admitted_counts: whether ``reallocate_drafts`` has a fourth result
             (vLLM 0.33).
         may_sleep: whether drafts are also made while none is scheduled.
+        async_scheduling: whether none is scheduled while drafting sleeps.
         num_places: draft places that a request should be scheduled while awake.
         speaks: whether this rank writes to the log.
         settings: the plugin's settings.
@@ -74,6 +75,7 @@ class TrimManager:
         max_concurrent_batches: int,
         returns_admitted_counts: bool,
         may_sleep: bool,
+        async_scheduling: bool,
         num_places: int,
         speaks: bool,
         settings: Settings,
@@ -99,6 +101,7 @@ class TrimManager:
         self._lagged = LaggedCounts(draft_values.tally, max_concurrent_batches + 1)
         guess = CostCurve.guess(req_states.device.type)
         self.policy = DraftPolicy(StepCosts(guess, guess), may_sleep)
+        self._has_bare_steps = may_sleep and async_scheduling
         self.profile: StepProfile | None = None
         self.speaks = speaks
         explains = settings.trim_explain and speaks
@@ -109,6 +112,7 @@ class TrimManager:
         self._num_plain = 0
         self.num_requests = 0
         self.expected_ms = 0.0
+        self.costs_are_measured = False
         # Draft places that a request should be scheduled.
         self._num_wanted = num_places
         self.num_places = num_places
@@ -159,7 +163,10 @@ class TrimManager:
         self._draft_values.asleep |= policy.asleep
         self.num_places = 0 if policy.asleep else self._num_wanted
         self.expected_ms = 0.0
-        if num_plain == num_reqs:
+        # Places that are scheduled and not verified take the host's time: such a step
+        # tells of neither kind, unless all plain steps are like it.
+        tells = not drafts or self.draft_budget > 0 or not self._has_bare_steps
+        if num_plain == num_reqs and tells:
             self.expected_ms = policy.cost_of(num_reqs, self.draft_budget)
         if self._log is not None:
             self._log.note(self.draft_budget, len(drafts), num_drafts, tally)
@@ -239,6 +246,7 @@ class TrimManager:
         assert self.profile is not None
         costs, graph_sizes = self.profile.costs(samples)
         self.policy.use_costs(costs, graph_sizes)
+        self.costs_are_measured = True
         if self.speaks:
             logger.info("mrv2-spec: %s", costs.describe())
 
@@ -317,6 +325,7 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
             vllm_config.max_concurrent_batches,
             "copy_admitted_drafts_to_host" in kwargs,
             drafts_unasked(speculator),
+            vllm_config.scheduler_config.async_scheduling,
             drafting_query_len(vllm_config) - 1,
             _speaks(vllm_config.parallel_config),
             settings,
