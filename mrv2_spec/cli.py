@@ -96,7 +96,7 @@ def scorecard(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell from a server's metrics how well speculation does."""
-    from mrv2_spec.scorecard.score import score, verdict
+    from mrv2_spec.scorecard.score import score
     from mrv2_spec.scorecard.scrape import fetch, parse
     from mrv2_spec.scorecard.show import count_table, position_table, ratio_table
 
@@ -110,7 +110,7 @@ def scorecard(
     console = Console()
     for table in (ratio_table(card), count_table(card), position_table(card)):
         console.print(table)
-    Console(soft_wrap=True).print(verdict(card.totals), highlight=False)
+    Console(soft_wrap=True).print(card.verdict, highlight=False)
 
 
 def _fail(message: str) -> typer.Exit:

@@ -1,7 +1,7 @@
 """The ratios that a scrape's counters give, and what they mean in words."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mrv2_spec.counters import SOURCES, Totals, ratio
@@ -50,6 +50,11 @@ class Scorecard:
     accepted_lengths: tuple[int, ...]
     delivered_per_round: float | None
 
+    @property
+    def verdict(self) -> str:
+        """What speculation brings, in one line."""
+        return verdict(self.totals, self.delivered_per_round)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the scorecard as plain data; a ratio of nothing is None."""
         totals = self.totals
@@ -69,7 +74,7 @@ class Scorecard:
                 {**asdict(one), "acceptance": one.acceptance} for one in self.positions
             ],
             "accepted_lengths": list(self.accepted_lengths),
-            "verdict": verdict(totals),
+            "verdict": self.verdict,
         }
 
 
@@ -102,17 +107,18 @@ def score(
     chosen = [s for s in ours if wanted(s)]
     if not chosen:
         models, engines = _values(ours, "model_name"), _values(ours, "engine")
+        given = (("model", model), ("engine", engine))
+        asked = [f"{name} {value}" for name, value in given if value is not None]
         raise UserError(
-            f"no mrv2_spec counters of model {model or 'any'} and engine "
-            f"{engine or 'any'}; the scrape has models {', '.join(models)} and engines "
-            f"{', '.join(engines)}"
+            f"no mrv2_spec counters of {' and '.join(asked)}; the scrape has models "
+            f"{', '.join(models)} and engines {', '.join(engines)}"
         )
     read = _reader(chosen)
     if read(names.ROUNDS) == 0:
         raise UserError(
             "no decode round was counted yet; send the server some requests first"
         )
-    by_source = {name: _totals(lambda c, n=name: read(c, n)) for name in SOURCES}
+    by_source = {name: _of_source(read, name) for name in SOURCES}
     return Scorecard(
         models=_values(chosen, "model_name"),
         engines=_values(chosen, "engine"),
@@ -158,6 +164,12 @@ def _totals(read: Callable[..., int]) -> Totals:
     return Totals(**fields, rounds=read(names.ROUNDS), fillers=read(names.FILLERS))
 
 
+def _of_source(read: Callable[..., int], source: str) -> Totals:
+    totals = _totals(lambda counter: read(counter, source))
+    # Rounds without a draft have no source.
+    return replace(totals, rounds=totals.rounds_with_draft)
+
+
 def _delivered(samples: Sequence[Sample], rounds: int) -> float | None:
     found = {}
     for name in (
@@ -173,16 +185,22 @@ def _delivered(samples: Sequence[Sample], rounds: int) -> float | None:
     return (generated - first) / rounds
 
 
-def verdict(totals: Totals) -> str:
-    """Say in one line what speculation brings, and where most drafts are lost."""
-    rounds = totals.rounds
+def verdict(totals: Totals, delivered_per_round: float | None = None) -> str:
+    """Say in one line what speculation brings, and where most drafts are lost.
+
+    Args:
+        totals: all counters.
+        delivered_per_round: as in `Scorecard`. Accepted drafts past the end of a
+            request were not delivered.
+    """
     if not totals.proposed:
         return (
-            f"No draft in {rounds} decode rounds: this text does not repeat itself or "
-            "what is remembered, and speculation brings nothing here."
+            f"No draft in {totals.rounds} decode rounds: this text does not repeat "
+            "itself or what is remembered, and speculation brings nothing here."
         )
-    saved = totals.accepted / (rounds + totals.accepted)
-    gain = f"{totals.mean_acceptance_length:.2f} tokens a decode round: "
+    per_round = delivered_per_round or totals.mean_acceptance_length
+    saved = 1 - 1 / per_round
+    gain = f"{per_round:.2f} tokens a decode round: "
     if saved < 0.05:
         gain += "speculation saves next to nothing."
     else:

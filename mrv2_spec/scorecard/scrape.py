@@ -1,5 +1,6 @@
 """Read a scrape from a server or a file."""
 
+import http.client
 import math
 import re
 import urllib.error
@@ -33,7 +34,7 @@ def fetch(source: str) -> str:
     Raises:
         UserError: it cannot be read.
     """
-    if not source.startswith(("http://", "https://")):
+    if not source.lower().startswith(("http://", "https://")):
         try:
             return Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +48,7 @@ def fetch(source: str) -> str:
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as reply:
             return str(reply.read().decode("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise UserError(
             f"cannot read {address} ({_reason(error)}); is the server up, and is this "
             "its address?"
@@ -61,7 +62,7 @@ def _reason(error: Exception) -> str:
         return " ".join(str(reason).split())
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def parse(text: str) -> list[Sample]:

@@ -42,7 +42,7 @@ def ratio_table(card: Scorecard) -> Table:
     table.add_row(
         "mean acceptance length",
         f"{totals.mean_acceptance_length:.3f}",
-        "tokens a round: one and the accepted drafts",
+        "tokens a round: 1 + accepted drafts",
     )
     delivered = card.delivered_per_round
     table.add_row(

@@ -2,8 +2,10 @@
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +79,17 @@ def test_positions_are_in_order_and_nothing_is_no_ratio() -> None:
 
 
 def test_engines_add_up_or_are_chosen() -> None:
-    other = Totals(proposed=10, verified=10, accepted=1, rounds=100)
+    other = Totals(
+        proposed=10, verified=10, accepted=1, rounds=100, rounds_with_draft=4
+    )
     text = scrape(STRUCTURED, "0") + scrape(other, "1", source="memory")
     both = card_of(text)
     assert both.engines == ("0", "1")
     assert both.totals.proposed == 1010
     assert both.by_source["memory"].accepted == 1
+    by_source = both.as_dict()["by_source"]
+    assert by_source["own"]["rounds"] == STRUCTURED.rounds_with_draft
+    assert by_source["memory"]["rounds"] == other.rounds_with_draft
     one = card_of(text, engine="1")
     assert one.totals == other
     assert one.delivered_per_round == 10.0
@@ -140,12 +147,23 @@ def test_verdicts(totals: Totals, says: str) -> None:
     assert "\n" not in line
 
 
+def test_only_delivered_tokens_save_rounds() -> None:
+    # 200 of the accepted drafts lay past the ends of their requests.
+    card = replace(card_of(scrape(STRUCTURED)), delivered_per_round=800 / 400)
+    assert card.totals.mean_acceptance_length == 2.5
+    assert card.verdict.startswith("2.00 tokens a decode round: 50% of the rounds")
+    assert card.as_dict()["verdict"] == card.verdict
+    # Where that is not known, all of them count.
+    card = replace(card, delivered_per_round=None)
+    assert card.verdict.startswith("2.50 tokens a decode round: 60% of the rounds")
+
+
 # The command
 
 
-def run(*args: str) -> Any:
-    # Wide, so that no table or line is broken.
-    return CliRunner().invoke(app, ["scorecard", *args], env={"COLUMNS": "200"})
+def run(*args: str, columns: int = 200) -> Any:
+    environment = {"COLUMNS": str(columns)}
+    return CliRunner().invoke(app, ["scorecard", *args], env=environment)
 
 
 def refusal(*args: str) -> str:
@@ -171,6 +189,16 @@ def test_a_saved_scrape(saved: Path) -> None:
     for text in ("80.0%", "75.0%", "60.0%", "800 of 1000 drafts", "2.500"):
         assert text in result.output
     assert result.output.splitlines()[-1] == verdict(STRUCTURED)
+
+
+def test_no_row_is_broken_in_a_terminal_of_80_columns(saved: Path) -> None:
+    # The widest percentage, and numbers such as a busy day brings.
+    perfect = replace(STRUCTURED, proposed=800, invalid=0, accepted=800)
+    much = Totals(**{field: n * 10**6 for field, n in asdict(perfect).items()})
+    saved.write_text(scrape(perfect) + scrape(much, "1", source="memory"))
+    wide, narrow = (run(str(saved), columns=n).output.splitlines() for n in (200, 80))
+    assert max(map(len, narrow[:-1])) <= 80
+    assert len(narrow) == len(wide)
 
 
 def test_json(saved: Path) -> None:
@@ -206,7 +234,8 @@ def server() -> Iterator[tuple[str, dict[str, str]]]:
 def test_a_live_server(server: tuple[str, dict[str, str]]) -> None:
     address, pages = server
     pages["/metrics"] = scrape(STRUCTURED)
-    for form in (address, f"{address}/", f"{address}/metrics"):
+    shouted = address.replace("http", "HTTP")
+    for form in (address, f"{address}/", f"{address}/metrics", shouted):
         assert json.loads(run(form, "--json").output)["yield"] == 0.6
 
 
@@ -225,6 +254,48 @@ def test_nobody_answers() -> None:
 
 def test_an_address_that_is_none() -> None:
     assert "cannot read http://[/metrics" in refusal("http://[")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:none",
+        "http://127.0.0.1:9/white space",
+        "http://127.0.0.1:99999",
+        "HTTP://127.0.0.1:9",
+        "http://",
+    ],
+)
+def test_addresses_that_cannot_be_asked(address: str) -> None:
+    assert f"cannot read {address.rstrip('/')}/metrics (" in refusal(address)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"", "closed connection without response"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "5 more expected"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhalf",
+         "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nLong: " + b"x" * 70_000, "header line"),
+    ],
+)  # fmt: skip
+def test_something_else_listens_there(reply: bytes, reason: str) -> None:
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(reply)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=answer)
+        thread.start()
+        line = refusal(address)
+        thread.join()
+    assert f"cannot read {address}/metrics (" in line
+    assert reason in line
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -255,8 +326,10 @@ def test_no_traffic(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_not_there(saved: Path) -> None:
     line = refusal(str(saved), "--engine", "3")
-    assert "no mrv2_spec counters of model any and engine 3" in line
+    assert "no mrv2_spec counters of engine 3; the scrape has models m and" in line
     assert "engines 0" in line
+    line = refusal(str(saved), "--engine", "0", "--model", "other")
+    assert "no mrv2_spec counters of model other and engine 0; the scrape" in line
 
 
 def test_errors_are_for_users() -> None:
