@@ -24,7 +24,8 @@ class Ledger:
     """The counters of one engine and of its requests.
 
     A request's counts live in the row of its slot; when it ends they are remembered
-    for a while, when it is preempted they are kept until it is back.
+    for a while. They are parked while its slot is not known: when it is preempted, or
+    took its slot in a step whose counts never came, until the next step that has it.
 
     Args:
         num_drafts: K, the most drafts a round.
@@ -93,6 +94,24 @@ class Ledger:
         verified: Int32Array = lengths[VERIFIED]
         return verified
 
+    def skip(
+        self,
+        new: Collection[str],
+        finished: Collection[str],
+        preempted: Collection[str],
+    ) -> None:
+        """Note who came and went in a step that told nothing of its drafts.
+
+        Args:
+            new: requests that took their slots in it.
+            finished: requests that ended before it.
+            preempted: requests that were preempted before it.
+        """
+        gone = self._slot_of.keys() & {*finished, *preempted}
+        self._end([Ended(req_id, 0, 0) for req_id in gone], finished)
+        for req_id in new:
+            self._parked.setdefault(req_id, DraftCounts(self.num_drafts))
+
     def _add(
         self,
         slots: Int64Array,
@@ -120,6 +139,8 @@ class Ledger:
             counts.values[place] += num_drafts
         if req_id in self._slot_of:
             self._rows[self._slot_of[req_id], place] += num_drafts
+        elif req_id in self._parked:
+            self._parked[req_id].values[place] += num_drafts
 
     def _begin(
         self, slots: Int64Array, req_ids: Sequence[str], new: Collection[str]
@@ -128,10 +149,10 @@ class Ledger:
         if missing > 0:
             more = np.zeros((missing, self._size), dtype=np.int64)
             self._rows = np.concatenate([self._rows, more])
-        if not new:
+        if not new and not self._parked:
             return
         for i, req_id in enumerate(req_ids):
-            if req_id not in new:
+            if req_id not in new and req_id not in self._parked:
                 continue
             slot = int(slots[i])
             self._slot_of[req_id] = slot

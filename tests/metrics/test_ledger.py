@@ -174,6 +174,64 @@ def test_a_preempted_request_that_is_aborted_is_remembered() -> None:
     assert not ledger._parked
 
 
+def by_request(ledger: Ledger) -> list[tuple[str, Totals]]:
+    """Return what the requests counted, which must add up to all that was."""
+    found = ledger.requests()
+    assert add_up((counts for _, counts in found), K) == ledger.total
+    return [(name, counts.totals()) for name, counts in found]
+
+
+PLAYED = Totals(proposed=4, verified=4, accepted=2, rounds=1, rounds_with_draft=1)
+TWO_MORE = Totals(proposed=2, verified=2, accepted=1, rounds=1, rounds_with_draft=1)
+
+
+def test_a_request_that_ends_in_a_step_without_counts() -> None:
+    ledger = Ledger(K)
+    begin(ledger)
+    ledger.book(step([0], [4], [4], [3]), ["a"])
+    ledger.skip(new=(), finished={"a"}, preempted=())
+    # Its slot goes to another one.
+    begin(ledger, "b")
+    ledger.book(step([0], [2], [2], [2]), ["b"])
+    assert by_request(ledger) == [("a", PLAYED), ("b", TWO_MORE)]
+
+
+def test_a_request_that_begins_in_a_step_without_counts() -> None:
+    ledger = Ledger(K)
+    begin(ledger)
+    ledger.skip(new={"b", "c", "d"}, finished=(), preempted=())
+    ledger.book(step([0, 3], [4, 2], [4, 2], [3, 2]), ["a", "b"])
+    # Two end before any step tells their slots, one of them unnoticed, with drafts
+    # pending or not.
+    ledger.book(StepCounts.of_nothing([Ended("c", 3, 1)]), [], finished={"c"})
+    ledger.skip(new=(), finished={"d"}, preempted=())
+    assert sorted(by_request(ledger)) == [
+        ("a", PLAYED),
+        ("b", TWO_MORE),
+        ("c", Totals(proposed=3, never_issued=3)),
+        ("d", Totals()),
+    ]
+    assert not ledger._parked
+
+
+def test_a_request_that_is_preempted_in_a_step_without_counts() -> None:
+    ledger = Ledger(K)
+    begin(ledger)
+    ledger.book(step([0], [4], [4], [3]), ["a"])
+    ledger.skip(new=(), finished=(), preempted={"a"})
+    begin(ledger, "b")
+    # It is back, in a step whose counts do not come either.
+    ledger.skip(new={"a"}, finished=(), preempted=())
+    ledger.book(step([0, 1], [2, 2], [2, 2], [2, 2]), ["b", "a"])
+    assert by_request(ledger) == [("b", TWO_MORE), ("a", Totals(
+        proposed=6, verified=6, accepted=3, rounds=2, rounds_with_draft=2,
+    ))]  # fmt: skip
+    # A namesake has nothing of it.
+    ledger.skip(new={"a"}, finished={"a"}, preempted=())
+    ledger.book(step([1], [4], [4], [3]), ["a"])
+    assert by_request(ledger)[-1] == ("a", PLAYED)
+
+
 def test_the_same_name_again() -> None:
     ledger = Ledger(K)
     begin(ledger)
