@@ -260,7 +260,11 @@ def _runner(environ: Mapping[str, str]) -> Finding:
     if value == "1":
         return Finding(name, "1")
     if value is None:
-        note = "vLLM may fall back to its V1 runner: export VLLM_USE_V2_MODEL_RUNNER=1"
+        note = (
+            "vLLM chooses, and takes its V1 runner, where the plug-in does nothing, for "
+            "method suffix and wherever V2 lacks something: export "
+            "VLLM_USE_V2_MODEL_RUNNER=1"
+        )
         return Finding(name, "unset", False, note)
     note = "the plug-in works on the V2 runner: export VLLM_USE_V2_MODEL_RUNNER=1"
     return Finding(name, value, False, note)

@@ -247,7 +247,9 @@ def test_doctor_names_the_setting_and_the_remedy(
 
 @needs_vllm_cpu
 def test_doctor_says_what_is_unset() -> None:
-    assert list(off({})) == ["VLLM_USE_V2_MODEL_RUNNER", "TRITON_INTERPRET"]
+    found = off({})
+    assert list(found) == ["VLLM_USE_V2_MODEL_RUNNER", "TRITON_INTERPRET"]
+    assert "vLLM chooses" in found["VLLM_USE_V2_MODEL_RUNNER"]
 
 
 @pytest.mark.parametrize(

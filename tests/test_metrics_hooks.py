@@ -12,8 +12,10 @@ pytest.importorskip("vllm.v1.core.sched.scheduler")
 
 import msgspec
 import prometheus_client
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.loggers import AggregatedLoggingStatLogger, LoggingStatLogger
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.request import RequestStatus
 from vllm.v1.spec_decode.metrics import (
@@ -26,6 +28,7 @@ from mrv2_spec import integration
 from mrv2_spec.counters import DraftCounts, Totals
 from mrv2_spec.integration import metrics
 from mrv2_spec.integration.counting import STEP_COUNTS
+from mrv2_spec.integration.methods import mark_served
 from mrv2_spec.metrics import names
 from mrv2_spec.metrics.prometheus import forget_registered
 from mrv2_spec.metrics.step import Ended, StepCounts
@@ -217,6 +220,60 @@ def test_a_step_of_somebody_elses_runner_is_left_alone() -> None:
     assert metrics.ledger_of(scheduler) is None
 
 
+def update_without_counts(
+    scheduler: FakeScheduler,
+    *,
+    new: tuple[str, ...] = (),
+    finished: tuple[str, ...] = (),
+    preempted: tuple[str, ...] = (),
+) -> None:
+    """Run the hook around a step whose counts did not come."""
+    scheduler_output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=r) for r in new],
+        finished_req_ids=set(finished),
+        preempted_req_ids=set(preempted) or None,
+        scheduled_spec_decode_tokens={},
+        num_invalid_spec_tokens=None,
+    )
+    output = SimpleNamespace(req_ids=[], sampled_token_ids=[])
+    patched = metrics._wrap_update(FakeScheduler.update_from_output)
+    patched(scheduler, scheduler_output, output)
+
+
+def test_an_aborted_request_leaves_its_name_though_no_counts_come() -> None:
+    # Preempted, its slot and pending drafts are known to be gone; the runner has
+    # nothing to tell when it ends.
+    scheduler = FakeScheduler({"a": Request()})
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    update(scheduler, ["a"], [4], [4], [3])
+    update(scheduler, [], [], [], [], ended=(Ended("a", 3, 0),))
+    update_without_counts(scheduler, finished=("a",))
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    ledger = metrics.ledger_of(scheduler)
+    assert ledger is not None
+    (_, first), (_, namesake) = ledger.requests()
+    assert first == ledger.total
+    assert first.totals().proposed == 7
+    assert namesake == DraftCounts(K)
+
+
+def test_requests_come_and_go_in_a_step_without_counts() -> None:
+    names_ = ("ends", "stays", "preempted", "comes")
+    scheduler = FakeScheduler({name: Request() for name in names_})
+    update(scheduler, list(names_[:3]), [0] * 3, [0] * 3, [1] * 3, new=names_[:3])
+    update(scheduler, list(names_[:3]), [4] * 3, [4] * 3, [3] * 3)
+    update_without_counts(
+        scheduler, new=("comes",), finished=("ends",), preempted=("preempted",)
+    )
+    # The new one has the slot of the one that ended.
+    update(scheduler, ["comes", "stays"], [1, 2], [1, 2], [2, 1])
+    ledger = metrics.ledger_of(scheduler)
+    assert ledger is not None
+    found = {name: counts.totals().proposed for name, counts in ledger.requests()}
+    assert found == {"ends": 4, "preempted": 4, "stays": 6, "comes": 1}
+    assert sum(found.values()) == ledger.total.totals().proposed
+
+
 def hand_over(scheduler: FakeScheduler, drafts: dict[str, list[int]]) -> None:
     """Hand drafts to a scheduler whose grammars let the first one of each pass."""
 
@@ -341,12 +398,39 @@ def test_the_end_says_it_all_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended == [3, None]
 
 
-def prometheus(method: str) -> SpecDecodingProm:
+def test_the_end_tells_engines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics._logs.clear()
+    config = VllmConfig()
+    loggers = [
+        LoggingStatLogger(config),
+        LoggingStatLogger(config, 1),
+        AggregatedLoggingStatLogger(config, [2, 3]),
+    ]
+    for one in loggers:
+        one.spec_decoding_logging.observe(stats_with(one_round()))
+    lines: list[str] = []
+    monkeypatch.setattr(
+        metrics.logger, "info", lambda text, *args: lines.append(text % args)
+    )
+    metrics._wrap_shutdown(lambda self, timeout: None)(None)
+    assert sorted(line.partition("mrv2-spec")[0] for line in lines) == [
+        "2 Engines Aggregated: ",
+        "Engine 000: ",
+        "Engine 001: ",
+    ]
+
+
+def prometheus(served: bool) -> SpecDecodingProm:
     from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
     unregister_vllm_metrics()
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method="ngram", num_speculative_tokens=K)
+    )
+    if served:
+        mark_served(config)
     return SpecDecodingProm(
-        SimpleNamespace(method=method, num_speculative_tokens=K),
+        config.speculative_config,
         ["model_name", "engine"],
         {0: ["m", "0"], 1: ["m", "1"]},
     )
@@ -361,9 +445,8 @@ def scraped(name: str, engine: str) -> list[float]:
     ]
 
 
-def test_prometheus_shows_ours_beside_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    prom = prometheus("ngram")
+def test_prometheus_shows_ours_beside_vllms() -> None:
+    prom = prometheus(served=True)
     prom.observe(stats_with(one_round(), num_drafts=1), 1)
     assert scraped(names.ROUNDS.sample_name, "0") == [0.0]
     assert scraped(names.ROUNDS.sample_name, "1") == [1.0]
@@ -371,12 +454,8 @@ def test_prometheus_shows_ours_beside_vllms(monkeypatch: pytest.MonkeyPatch) -> 
     assert scraped("vllm:spec_decode_num_draft_tokens_total", "1") == [2.0]
 
 
-@pytest.mark.parametrize(("method", "v2"), [("eagle", "1"), ("ngram", "0")])
-def test_prometheus_of_other_drafters_shows_none_of_ours(
-    method: str, v2: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
-    prom = prometheus(method)
+def test_prometheus_of_other_drafters_shows_none_of_ours() -> None:
+    prom = prometheus(served=False)
     prom.observe(stats_with(one_round(), num_drafts=1))
     assert scraped(names.ROUNDS.sample_name, "0") == []
     assert scraped("vllm:spec_decode_num_draft_tokens_total", "0") == [2.0]

@@ -25,6 +25,7 @@ MODULES = [
         "v1.core.sched.scheduler",
         "v1.engine.async_llm",
         "v1.engine.core",
+        "v1.metrics.loggers",
         "v1.metrics.stats",
         "v1.spec_decode.metrics",
         "v1.worker.gpu.async_utils",

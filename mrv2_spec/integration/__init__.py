@@ -24,6 +24,7 @@ _ASYNC_LLM = "vllm.v1.engine.async_llm"
 _ENGINE_CORE = "vllm.v1.engine.core"
 _SPEC_DECODE_METRICS = "vllm.v1.spec_decode.metrics"
 _METRICS_STATS = "vllm.v1.metrics.stats"
+_METRICS_LOGGERS = "vllm.v1.metrics.loggers"
 _SAMPLING_PARAMS = "vllm.sampling_params"
 _ENGINE_ARGS = "vllm.engine.arg_utils"
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
@@ -109,6 +110,7 @@ def install() -> None:
         patching.apply_on_import(_STRUCTURED_OUTPUTS, cpu_grammar.PATCHES)
         patching.apply_on_import(_SPEC_DECODE_METRICS, metrics.STATS_PATCHES)
         patching.apply_on_import(_METRICS_STATS, metrics.REQUEST_PATCHES)
+        patching.apply_on_import(_METRICS_LOGGERS, metrics.LOGGER_PATCHES)
         patching.apply_on_import(_GRAPHS, graphs.PATCHES)
         patching.apply_on_import(_SCHEDULER, sleeping.SCHEDULER_PATCHES)
         patching.apply_on_import(_SCHEDULER, hand_off.SCHEDULER_PATCHES)

@@ -8,6 +8,7 @@ import vllm.config.vllm as vllm_config_module
 from mrv2_spec.integration.methods import (
     check_scheduling,
     check_settings,
+    mark_served,
     served_method,
 )
 from mrv2_spec.integration.patching import Patch
@@ -19,6 +20,7 @@ def _wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
             original(self)
             return
         check_settings(self)
+        mark_served(self)
         # vLLM 0.32 asks these method names, and not the runner, whether async
         # scheduling works; on the V2 runner every method served here does.
         types = vllm_config_module.NgramGPUTypes

@@ -22,6 +22,24 @@ def served_method(vllm_config: Any) -> str | None:
     return method if vllm_config.use_v2_model_runner else None
 
 
+# On a speculative config: that this plugin drafts for its engine.
+_SERVED = "_mrv2_spec_served"
+
+
+def mark_served(vllm_config: Any) -> None:
+    """Note on the speculative config that this plugin drafts for its engine.
+
+    Where vLLM shows metrics and checks requests it has nothing else, and the user's
+    environment does not tell: vLLM also chooses V2 by itself.
+    """
+    setattr(vllm_config.speculative_config, _SERVED, True)
+
+
+def is_served(spec_config: Any) -> bool:
+    """Tell whether this plugin drafts for the engine of a speculative config."""
+    return getattr(spec_config, _SERVED, False)
+
+
 def speculator_class(vllm_config: Any) -> type[Any]:
     """Return the speculator class for a served method.
 

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from mrv2_spec.counters import DraftCounts
 from mrv2_spec.integration.counting import STEP_COUNTS
-from mrv2_spec.integration.methods import SERVED_METHODS, served_method
+from mrv2_spec.integration.methods import is_served, served_method
 from mrv2_spec.integration.patching import Patch, PatchField
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.metrics.ledger import Ledger
@@ -30,6 +30,7 @@ _CUTS = "_mrv2_spec_cuts"
 # On vLLM's logging and Prometheus classes.
 _SINCE_LAST_LINE = "_mrv2_spec_counts"
 _SINCE_START = "_mrv2_spec_all_counts"
+_ENGINE = "_mrv2_spec_engine"
 _PROMETHEUS = "_mrv2_spec_counters"
 
 # vLLM's logging objects that got counts, one an engine.
@@ -46,9 +47,16 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, scheduler_output: Any, model_runner_output: Any
     ) -> Any:
         step = getattr(model_runner_output, STEP_COUNTS, None)
-        if step is None:
-            return original(self, scheduler_output, model_runner_output)
         ledger = ledger_of(self)
+        if step is None:
+            if ledger is not None:
+                # Whatever was verified is lost, but who came and went is known.
+                ledger.skip(
+                    {data.req_id for data in scheduler_output.scheduled_new_reqs},
+                    scheduler_output.finished_req_ids,
+                    scheduler_output.preempted_req_ids or (),
+                )
+            return original(self, scheduler_output, model_runner_output)
         if ledger is None:
             ledger = Ledger(self.num_spec_tokens)
             setattr(self, _LEDGER, ledger)
@@ -230,6 +238,15 @@ def _wrap_to_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     return to_dict
 
 
+def _wrap_logger_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, vllm_config: Any, engine_index: int = 0) -> None:
+        original(self, vllm_config, engine_index)
+        # Such as "Engine 000: ", as vLLM's own lines begin.
+        setattr(self.spec_decoding_logging, _ENGINE, self.log_prefix)
+
+    return __init__
+
+
 def _wrap_log_observe(original: Callable[..., Any]) -> Callable[..., Any]:
     def observe(self: Any, spec_decoding_stats: Any) -> None:
         values = getattr(spec_decoding_stats, FIELD, None)
@@ -264,7 +281,8 @@ def _wrap_shutdown(original: Callable[..., Any]) -> Callable[..., Any]:
     def shutdown(self: Any, timeout: float | None = None) -> None:
         for log in list(_logs):
             counts = getattr(log, _SINCE_START)
-            logger.info("mrv2-spec, all in all: %s", log_line(counts))
+            engine = getattr(log, _ENGINE, "")
+            logger.info("%smrv2-spec, all in all: %s", engine, log_line(counts))
         # It is called again when the object goes.
         _logs.clear()
         original(self, timeout)
@@ -280,16 +298,10 @@ def _wrap_prometheus_init(original: Callable[..., Any]) -> Callable[..., Any]:
         per_engine_labelvalues: Any,
         is_diffusion: bool = False,
     ) -> None:
-        import vllm.envs as envs
-
         original(
             self, speculative_config, labelnames, per_engine_labelvalues, is_diffusion
         )
-        if (
-            speculative_config is not None
-            and envs.VLLM_USE_V2_MODEL_RUNNER
-            and speculative_config.method in SERVED_METHODS
-        ):
+        if is_served(speculative_config):
             from mrv2_spec.metrics.prometheus import DraftCounters
 
             counters = DraftCounters(
@@ -326,6 +338,14 @@ SCHEDULER_PATCHES = (
 
 FRONT_END_PATCHES = (
     Patch("AsyncLLM.shutdown", (("self", "timeout"),), _wrap_shutdown),
+)
+
+LOGGER_PATCHES = (
+    Patch(
+        "LoggingStatLogger.__init__",
+        (("self", "vllm_config", "engine_index"),),
+        _wrap_logger_init,
+    ),
 )
 
 ENGINE_PATCHES = (

@@ -8,20 +8,13 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from mrv2_spec.integration.methods import SERVED_METHODS
+from mrv2_spec.integration.methods import is_served
 from mrv2_spec.integration.patching import Patch
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     def _validate_spec_decode(self: Any, speculative_config: Any) -> None:
-        import vllm.envs as envs
-
-        if (
-            speculative_config is not None
-            and envs.VLLM_USE_V2_MODEL_RUNNER
-            and speculative_config.method in SERVED_METHODS
-            and (self.min_p or self.logit_bias)
-        ):
+        if is_served(speculative_config) and (self.min_p or self.logit_bias):
             # Whatever else is checked there still is.
             without = copy(self)
             without.min_p = 0.0
