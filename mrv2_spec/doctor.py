@@ -261,9 +261,8 @@ def _runner(environ: Mapping[str, str]) -> Finding:
         return Finding(name, "1")
     if value is None:
         note = (
-            "vLLM chooses, and takes its V1 runner, where the plug-in does nothing, for "
-            "method suffix and wherever V2 lacks something: export "
-            "VLLM_USE_V2_MODEL_RUNNER=1"
+            "vLLM chooses, and for method suffix, or what its V2 runner lacks, takes "
+            "the V1 runner without the plug-in: export VLLM_USE_V2_MODEL_RUNNER=1"
         )
         return Finding(name, "unset", False, note)
     note = "the plug-in works on the V2 runner: export VLLM_USE_V2_MODEL_RUNNER=1"

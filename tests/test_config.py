@@ -1,6 +1,7 @@
 """Settings: what is accepted; each refusal is one line, before a model loads."""
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from mrv2_spec.config import Settings, SettingsError, parse_settings
+from mrv2_spec.integration.methods import is_served
 
 MAX_MODEL_LEN = 128
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -118,6 +120,27 @@ def test_methods_run_on_v2(method: str, configure: Callable[..., Any]) -> None:
     config = configure({**NGRAM, "method": method})
     assert config.use_v2_model_runner
     assert config._get_v2_model_runner_unsupported_features() == []
+    # The mark goes along to other processes.
+    there = pickle.loads(pickle.dumps(config))
+    assert is_served(config.speculative_config)
+    assert is_served(there.speculative_config)
+
+
+@pytest.mark.parametrize(("asked", "served"), [(None, True), ("0", False)])
+def test_the_runner_decides_whether_the_plugin_serves(
+    asked: str | None,
+    served: bool,
+    configure: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Left alone, vLLM takes its V2 runner for n-grams.
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    if asked is not None:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
+    config = configure(NGRAM)
+    assert config.use_v2_model_runner is served
+    assert is_served(config.speculative_config) is served
+    assert not is_served(None)
 
 
 def test_without_the_flag_the_v1_runner_goes_on_to_serve_its_own(
@@ -131,6 +154,7 @@ def test_without_the_flag_the_v1_runner_goes_on_to_serve_its_own(
     unsupported = config._get_v2_model_runner_unsupported_features()
     assert "speculative method 'custom_class'" in unsupported
     assert not config.use_v2_model_runner
+    assert not is_served(config.speculative_config)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,19 @@ from unittest import mock
 POISON = "poison"
 
 
+def compile_no_poison(original: Any) -> Any:
+    """Return a backend's ``compile_grammar`` that fails on such a grammar."""
+
+    def compile_grammar(
+        backend: Any, request_type: Any, grammar_spec: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if POISON in grammar_spec:
+            raise RuntimeError("this grammar cannot be compiled")
+        return original(backend, request_type, grammar_spec, *args, **kwargs)
+
+    return compile_grammar
+
+
 @dataclasses.dataclass
 class Faults:
     """Which fault is on, and how often it struck."""
@@ -47,8 +60,8 @@ class Faults:
                 (UniProcExecutor, "take_draft_token_ids", self._take_drafts),
                 (Scheduler, "get_grammar_bitmask", self._grammar_masks),
                 (Scheduler, "update_from_output", self._step_counts),
-                (GuidanceBackend, "compile_grammar", self._compile),
-                (XgrammarBackend, "compile_grammar", self._compile),
+                (GuidanceBackend, "compile_grammar", compile_no_poison),
+                (XgrammarBackend, "compile_grammar", compile_no_poison),
             ):
                 original = getattr(owner, name)
                 stack.enter_context(mock.patch.object(owner, name, wrap(original)))
@@ -98,17 +111,3 @@ class Faults:
             return original(scheduler, step, output)
 
         return update_from_output
-
-    def _compile(self, original: Any) -> Any:
-        def compile_grammar(
-            backend: Any,
-            request_type: Any,
-            grammar_spec: str,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            if POISON in grammar_spec:
-                raise RuntimeError("this grammar cannot be compiled")
-            return original(backend, request_type, grammar_spec, *args, **kwargs)
-
-        return compile_grammar

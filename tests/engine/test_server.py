@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import pytest
 
 from mrv2_spec.metrics import names
 from mrv2_spec.scorecard.scrape import Sample, fetch, parse
+from tests.engine.faults import POISON
 from tests.engine.harness import ids
 from tests.engine.worker import ENVIRONMENT
 
 pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVER = Path(__file__).with_name("server.py")
 SECONDS_TO_START = 300
 K = 4
 
@@ -37,6 +40,8 @@ def server(worker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
+    # vLLM chooses the runner: for n-grams this one.
+    del environment["VLLM_USE_V2_MODEL_RUNNER"]
     model = worker.run({"model": "text"})["model"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -48,7 +53,7 @@ def server(worker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         "prompt_lookup_max": 3,
     }
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        sys.executable, str(SERVER),
         "--model", model, "--served-model-name", "tiny",
         "--host", "127.0.0.1", "--port", str(port),
         "--enforce-eager", "--dtype", "float32", "--max-model-len", "256",
@@ -76,7 +81,7 @@ def server(worker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         process.terminate()
         process.wait(timeout=60)
     # What was counted is said once more at the end.
-    assert "mrv2-spec, all in all: " in log.read_text()
+    assert "Engine 000: mrv2-spec, all in all: " in log.read_text()
 
 
 def complete(address: str, **options: Any) -> dict[str, Any]:
@@ -122,7 +127,15 @@ def test_metrics_scorecard_and_dashboard(server: str, tmp_path: Path) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         complete(server, structured_outputs={"regex": "a("})
     assert refused.value.code == 400
-    # Parameters that vLLM refuses with speculation.
+    # So is one that only the backend refuses, while others run.
+    poison = {"structured_outputs": {"regex": f"{POISON}[0-9]"}, "ignore_eos": False}
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(complete, server, max_tokens=100)
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            complete(server, prompt=ids(f"{POISON}9 " * 2), **poison)
+        replies.append(beside.result())
+    assert failed.value.code == 500
+    # The next is served, with parameters that vLLM refuses with speculation.
     replies.append(complete(server, min_p=0.1, logit_bias={"7": 1.0}))
     time.sleep(1)
     scrape = fetch(server)
