@@ -7,6 +7,9 @@ _STEPS_AVERAGED = 32
 # A step longer than this many times what such steps took waited for something else.
 # Not many times its cost: where nothing could be measured, costs have no unit.
 _MOST_TIMES = 4.0
+# How much cheaper plain steps may be than reckoned, as with short contexts, until some
+# were seen. Where drafting gains less than that, it stops until they were.
+_DOUBT = 1.25
 # What was learned of a kind of step fades with so many steps of the other kind: a bad
 # moment must not keep drafting off for ever.
 _STEPS_TO_FADE = 1000
@@ -76,8 +79,7 @@ class StepClock:
         Args:
             num_requests: of a step.
             measured: whether costs were measured, so that they say milliseconds. Then
-                plain steps not seen yet are taken to cost what they should: where that
-                speaks against drafting, none follow that show it.
+                plain steps are doubted until some were seen.
 
         Returns:
             The factor; 1 where too little is known.
@@ -88,5 +90,5 @@ class StepClock:
         if drafting is None or drafting.steps < _LEAST_STEPS:
             return 1.0
         if plain is None or plain.steps < _LEAST_STEPS:
-            return max(drafting.mean, 1.0) if measured else 1.0
+            return max(drafting.mean, 1.0) * _DOUBT if measured else 1.0
         return drafting.mean / plain.mean
