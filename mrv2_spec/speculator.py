@@ -37,6 +37,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         draft_token_confidence_probs: [max_num_reqs, K] float32, batch-ordered, the
             chance that the target accepts a draft given those before it, as experience
             corrects what the drafter says.
+        has_pending_drafts: False if ``num_valid_drafts_for_trim`` is known to be zero.
     """
 
     supports_mm_inputs = False
@@ -71,6 +72,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             device=device,
         )
         self._idle_steps = 0
+        self.has_pending_drafts = False
         self.draft_values = DraftValues(*shape, self.num_draft_classes, device)
 
     @abstractmethod
@@ -104,6 +106,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all requests: what was drafted for them, and what became of it."""
         self.num_valid_drafts_for_trim.zero_()
+        self.has_pending_drafts = False
         self.draft_values.reset()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -151,7 +154,9 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             # to be compared with what comes: that tells when verifying would pay.
             self._idle_steps += 1
             if self._idle_steps % IDLE_PERIOD >= 2:
-                self.num_valid_drafts_for_trim.zero_()
+                if self.has_pending_drafts:
+                    self.num_valid_drafts_for_trim.zero_()
+                    self.has_pending_drafts = False
                 return self.draft_tokens[:num_reqs]
             num_speculative_tokens = self.num_speculative_steps
         # By numpy: as torch operations these would take several times as long.
@@ -170,6 +175,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             num_speculative_tokens=num_speculative_tokens,
         )
         self.draft(step)
+        self.has_pending_drafts = True
         self.draft_values.update(
             step.rows.token_ids,
             step.idx_mapping,

@@ -56,14 +56,14 @@ class _GivenUp:
 
 
 class _Gathered:
-    """A step's counts on the device, then on the host."""
+    """A step's counts on the device, then on the host; None: there are no drafts."""
 
     def __init__(
         self,
         slots: Any,
         is_round: Any,
         limits: Int32Array | None,
-        drafts: torch.Tensor,
+        drafts: torch.Tensor | None,
         given_up: list[_GivenUp],
     ) -> None:
         self._slots = slots
@@ -74,16 +74,26 @@ class _Gathered:
         self._on_device = drafts
         self._drafts: torch.Tensor | None = None
 
+    @property
+    def has_drafts(self) -> bool:
+        """Tell whether there is anything to copy."""
+        return self._on_device is not None
+
     def copy_to_host(self) -> None:
         """Enqueue the copy on the current stream."""
+        assert self._on_device is not None
         self._drafts = _to_host(self._on_device)
 
     def step_counts(self, num_sampled: Int32Array) -> StepCounts:
         """Return the step; all copies must have landed."""
-        assert self._drafts is not None
+        if self._drafts is None:
+            assert not self.has_drafts
+            drafts = np.zeros((3, self._slots.shape[0]), dtype=np.int32)
+        else:
+            drafts = self._drafts.numpy()
         return StepCounts(
             slots=self._slots,
-            drafts=self._drafts.numpy(),
+            drafts=drafts,
             num_sampled=num_sampled,
             is_round=self._is_round & (num_sampled > 0),
             limits=self._limits,
@@ -126,13 +136,18 @@ def _wrap_sample(original: Callable[..., Any]) -> Callable[..., Any]:
             return result
         sampler_output = result[0]
         num_reqs = input_batch.num_reqs
-        drafts = count_drafts(
-            input_batch.idx_mapping,
-            input_batch.cu_num_logits,
-            speculator.num_valid_drafts_for_trim,
-            getattr(speculator, "draft_sources", None),
-            num_bonus_tokens=self.model_state.num_new_sampled_tokens_per_step,
-        )
+        drafts = None
+        # Asleep, most steps have none: nothing is launched and copied for them.
+        if input_batch.num_draft_tokens or getattr(
+            speculator, "has_pending_drafts", True
+        ):
+            drafts = count_drafts(
+                input_batch.idx_mapping,
+                input_batch.cu_num_logits,
+                speculator.num_valid_drafts_for_trim,
+                getattr(speculator, "draft_sources", None),
+                num_bonus_tokens=self.model_state.num_new_sampled_tokens_per_step,
+            )
         gathered = _Gathered(
             input_batch.idx_mapping_np.astype(np.int64),
             ~input_batch.is_prefilling_np[:num_reqs],
@@ -228,7 +243,7 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
             **kwargs,
         )
         gathered = getattr(sampler_output, _GATHERED, None)
-        if gathered is not None:
+        if gathered is not None and gathered.has_drafts:
             with stream(copy_stream, main_stream):
                 gathered.copy_to_host()
                 # Recorded again: it now stands for this copy as well.
