@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import Texts, add, ngram, outputs, rounds, suffix, walk
+from tests.engine.recount import check
 
 pytestmark = pytest.mark.vllm
 
@@ -14,114 +15,6 @@ NUM_TOKENS = 16
 K = 4
 
 Run = Callable[..., dict[str, Any]]
-
-
-class Recount:
-    """The same counters, by comparing each step's tokens with what was drafted.
-
-    Nothing of this looks at the counters' own inputs but the widths verified: a draft
-    counts as accepted when the tokens that came back start with it.
-    """
-
-    def __init__(self, num_drafts: int) -> None:
-        self.counts: dict[str, Any] = dict.fromkeys(
-            ("proposed", "verified", "accepted", "never_issued", "invalid", "fillers",
-             "rounds", "rounds_with_draft"), 0,
-        )  # fmt: skip
-        self.verified_at = [0] * num_drafts
-        self.accepted_at = [0] * num_drafts
-        self.lengths = [0] * (num_drafts + 1)
-
-    def lose(self, draft: list[int]) -> None:
-        """Count a draft that no round used."""
-        self.counts["proposed"] += len(draft)
-        self.counts["never_issued"] += len(draft)
-
-    def round(self, draft: list[int], entry: dict[str, Any]) -> None:
-        """Count a round."""
-        tried = draft[: entry["width"]]
-        accepted = 0
-        for drafted, emitted in zip(tried, entry["emitted"][:-1], strict=False):
-            if drafted != emitted:
-                break
-            accepted += 1
-        for name, number in (
-            ("proposed", len(draft)),
-            ("verified", len(tried)),
-            ("accepted", accepted),
-            ("never_issued", len(draft) - len(tried)),
-            ("fillers", entry["width"] - len(tried)),
-            ("rounds", 1),
-            ("rounds_with_draft", bool(draft)),
-        ):
-            self.counts[name] += number
-        for i in range(len(tried)):
-            self.verified_at[i] += 1
-        for i in range(accepted):
-            self.accepted_at[i] += 1
-        self.lengths[accepted] += 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as the engine reports its own."""
-        return {
-            **self.counts,
-            "verified_per_position": self.verified_at,
-            "accepted_per_position": self.accepted_at,
-            "accepted_lengths": self.lengths,
-        }
-
-
-def recount(result: dict[str, Any], names: list[str]) -> dict[str, Recount]:
-    """Count again, by request; ``names`` are those of the result's requests."""
-    delivered = {
-        name: len(request["token_ids"])
-        for name, request in zip(names, result["requests"], strict=True)
-    }
-    counts = {name: Recount(K) for name in names}
-    pending: dict[str, list[int]] = {}
-    seen = dict.fromkeys(names, 0)
-    for step in result["records"]:
-        for entry in step:
-            name = entry["id"]
-            draft = pending.get(name, [])
-            pending[name] = entry["drafts"]
-            if entry["first_token"] or not entry["emitted"]:
-                # Its prefill, or another one after a preemption.
-                counts[name].lose(draft)
-            elif seen[name] >= delivered[name]:
-                # It had ended, and the engine was a step ahead.
-                counts[name].lose(draft)
-            else:
-                counts[name].round(draft, entry)
-            seen[name] += len(entry["emitted"])
-    for name, draft in pending.items():
-        counts[name].lose(draft)
-    return counts
-
-
-def check(result: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Check the engine's counters and each request's; return the engine's."""
-    want = recount(result, names)
-    found = dict(result["request_counts"])
-    assert sorted(found) == sorted(names)
-    for name in names:
-        got = {key: value for key, value in found[name].items() if key != "by_source"}
-        assert got == want[name].as_dict(), name
-    total = result["counts"]
-    for key, value in total.items():
-        parts = [found[name][key] for name in names]
-        if isinstance(value, int):
-            assert value == sum(parts), key
-        elif isinstance(value, list):
-            assert value == [sum(numbers) for numbers in zip(*parts, strict=True)], key
-        else:
-            for source, numbers in value.items():
-                for field, number in numbers.items():
-                    assert number == sum(part[source][field] for part in parts)
-    by_source = total["by_source"].values()
-    for field in ("proposed", "verified", "accepted", "never_issued", "invalid"):
-        assert total[field] == sum(numbers[field] for numbers in by_source), field
-    return total
 
 
 def draw(
@@ -163,7 +56,7 @@ def test_equal_to_a_count_of_every_step(
     )
     assert outputs(result) == expected
     names = [f"r{i}" for i in range(len(prompts))]
-    total = check(result, names)
+    total = check(result, K, names)
     assert total["proposed"] > 0
     if not trim:
         assert total["accepted"] > 0
@@ -214,7 +107,7 @@ def test_each_draft_counts_under_its_source(
         record=True,
     )
     assert outputs(result) == [text, text[:7], reply]
-    total = check(result, ["owner", "asker", "loner"])
+    total = check(result, K, ["owner", "asker", "loner"])
     found = dict(result["request_counts"])
     asker, loner = found["asker"], found["loner"]
     assert asker["accepted"] > 0 and loner["accepted"] > 0
@@ -248,7 +141,7 @@ def test_nothing_is_lost_at_abort(
     found = outputs(result)
     assert [found[0], found[2], found[4]] == [expected[0], expected[2], expected[1]]
     assert len(found[1]) < NUM_TOKENS
-    check(result, [f"r{i}" for i in range(5)])
+    check(result, K, [f"r{i}" for i in range(5)])
 
 
 def test_nothing_is_lost_at_preemption(
@@ -272,4 +165,4 @@ def test_nothing_is_lost_at_preemption(
     )
     assert outputs(result) == expected
     assert result["preemptions"] >= 5
-    check(result, [f"r{i}" for i in range(5)])
+    check(result, K, [f"r{i}" for i in range(5)])

@@ -67,11 +67,11 @@ def test_each_feature_does_something(plain: dict[str, Any]) -> None:
     assert last in stops or len(text) == NUM_TOKENS - 1
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_equal_to_no_speculation(drafter: str, plain: dict[str, Any], run: Run) -> None:
-    result = run(requests(), engine=DRAFTERS[drafter], async_scheduling=True)
+def assert_equal(
+    result: dict[str, Any], plain: dict[str, Any], names: list[str]
+) -> None:
     for name, found, want in zip(
-        FEATURES, result["requests"], plain["requests"], strict=True
+        names, result["requests"], plain["requests"], strict=True
     ):
         assert found["token_ids"] == want["token_ids"], name
         assert found["finish_reason"] == want["finish_reason"], name
@@ -79,10 +79,42 @@ def test_equal_to_no_speculation(drafter: str, plain: dict[str, Any], run: Run) 
             assert len(found[kind]) == len(want[kind]), (name, kind)
             for a, b in zip(found[kind], want[kind], strict=True):
                 assert a == (b and pytest.approx(b, abs=1e-3)), (name, kind)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_equal_to_no_speculation(drafter: str, plain: dict[str, Any], run: Run) -> None:
+    result = run(requests(), engine=DRAFTERS[drafter], async_scheduling=True)
+    assert_equal(result, plain, list(FEATURES))
     if "trimmed" not in drafter:
-        by_request = dict(result["request_counts"])
-        for name in ("nothing", "allowed_token_ids", "logit_bias", "min_p"):
-            assert by_request[name]["accepted"] > 0, name
+        for name, counts in result["request_counts"]:
+            assert counts["accepted"] > 0, name
+
+
+def test_prompt_logprobs_in_chunks_beside_drafts(run: Run) -> None:
+    rng = random.Random(SEED)
+    draft = walk(rng, 16) * 3
+    prompts = [walk(rng, length) for length in (60, 131)]
+    actions = [
+        *(add(f"drafts {i}", draft[i:], 24) for i in range(2)),
+        ["step", 4],
+        *(
+            add(f"prompt {i}", prompt, 4, prompt_logprobs=1, logprobs=2)
+            for i, prompt in enumerate(prompts)
+        ),
+    ]
+    # The longer prompt takes four steps or more.
+    engine = {"max_num_batched_tokens": 40, "max_num_seqs": 6}
+    engine["enable_prefix_caching"] = False
+    plain, result = (
+        run(actions, engine={**drafter, **engine}, async_scheduling=True)
+        for drafter in ({}, DRAFTERS["ngram"])
+    )
+    names = [action[1] for action in actions if action[0] == "add"]
+    assert_equal(result, plain, names)
+    for request, prompt in zip(plain["requests"][2:], prompts, strict=True):
+        assert len(request["prompt_logprobs"]) == len(prompt)
+    for name, counts in result["request_counts"]:
+        assert counts["accepted"] > 0, name
 
 
 CHAIN = "abcdefgh"
@@ -106,7 +138,12 @@ def test_bad_words_and_thinking_budgets(run: Run) -> None:
         add("a thought", [*thoughts, THINK, *ids("a")], 12),
     ]
     found = []
-    for engine in ({}, ngram(4, trim=False), ngram(4), suffix(6, trim=False)):
+    for engine, trimmed in (
+        ({}, False),
+        (ngram(4, trim=False), False),
+        (ngram(4), True),
+        (suffix(6, trim=False), False),
+    ):
         result = run(
             actions,
             model="text",
@@ -118,10 +155,9 @@ def test_bad_words_and_thinking_budgets(run: Run) -> None:
             async_scheduling=True,
         )
         found.append(outputs(result))
-        if engine and result["counters"]["fillers"]:
-            by_request = dict(result["request_counts"])
-            for name in ("free", "bad word", "a thought"):
-                assert by_request[name]["accepted"] > 0, name
+        if engine and not trimmed:
+            for name, counts in result["request_counts"]:
+                assert counts["accepted"] > 0, name
     free, bad, two, *budgets, thought = found[0]
     assert free[:6] == ids(CHAIN[2:])
     assert bad[:3] == ids("cde")
