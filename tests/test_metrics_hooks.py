@@ -1,5 +1,6 @@
 """The hooks that book drafts and show them: vLLM's own classes, made-up steps."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -61,21 +62,29 @@ class FakeScheduler:
     num_spec_tokens = K
     log_stats = True
     spec_decode_metrics_level = "detailed"
-    make_spec_decoding_stats = Scheduler.make_spec_decoding_stats
+    is_busy = False
 
     def __init__(self, requests: dict[str, Request]) -> None:
         self.requests = requests
         self.per_request = {r: RequestSpecDecodeMetrics.new(K) for r in requests}
+
+    def has_unfinished_requests(self) -> bool:
+        """Tell what the test says."""
+        return self.is_busy
 
     def update_from_output(self, scheduler_output: Any, output: Any) -> dict[int, Any]:
         """Count as vLLM does."""
         stats = None
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         for i, req_id in enumerate(output.req_ids):
-            if req_id not in self.requests or req_id not in scheduled:
+            request = self.requests.get(req_id)
+            if request is None or req_id not in scheduled:
+                continue
+            if RequestStatus.is_finished(request.status):
                 continue
             num_accepted = len(output.sampled_token_ids[i]) - 1
-            stats = self.make_spec_decoding_stats(  # type: ignore[call-arg]
+            stats = Scheduler.make_spec_decoding_stats(
+                self,
                 stats,
                 num_draft_tokens=len(scheduled[req_id]),
                 num_accepted_tokens=num_accepted,
@@ -155,6 +164,55 @@ def test_vllm_is_told_which_places_held_a_verified_draft() -> None:
     assert a.num_draft_tokens == 3
     assert (a.per_step_accepted, a.per_step_drafted) == ([2, 1], [2, 1])
     assert scheduler.per_request["b"].histogram == [2, 0, 0, 0, 0]
+
+
+def test_vllms_counts_are_those_that_it_would_sum_up_itself(rng: random.Random) -> None:
+    names_ = [f"r{i}" for i in range(12)]
+    scheduler = FakeScheduler({r: Request() for r in names_})
+    update(scheduler, names_, [0] * 12, [0] * 12, [1] * 12, new=tuple(names_))
+    for _ in range(50):
+        for name in names_:
+            gone = rng.random() < 0.1
+            scheduler.requests[name].status = (
+                RequestStatus.FINISHED_STOPPED if gone else RequestStatus.RUNNING
+            )
+        req_ids = rng.sample(names_, rng.randint(1, 12))
+        widths = [rng.randint(0, K) for _ in req_ids]
+        proposed = [rng.randint(0, K) for _ in req_ids]
+        sampled = [rng.randint(1, w + 1) for w in widths]
+        expected = SpecDecodingStats.new(K)
+        for r, width, real, num in zip(req_ids, widths, proposed, sampled, strict=True):
+            if scheduler.requests[r].status is RequestStatus.RUNNING:
+                verified = min(width, real)
+                expected.observe_draft(verified, min(num - 1, verified))
+        found = stats_of(update(scheduler, req_ids, widths, proposed, sampled))
+        if expected.num_drafts == 0:
+            assert found.num_drafts == 0
+            continue
+        found.mrv2_spec = None
+        assert found == expected
+
+
+def test_a_busy_engine_sends_its_counts_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = FakeScheduler({"a": Request()})
+    scheduler.is_busy = True
+    now = 1000.0
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    sent = []
+    for _ in range(30):
+        now += 0.02
+        stats = stats_of(update(scheduler, ["a"], [2], [2], [2]))
+        if stats.mrv2_spec is not None:
+            sent.append(DraftCounts.from_list(stats.mrv2_spec).totals().proposed)
+    assert len(sent) in (5, 6) and sum(sent) <= 60
+    # Nothing is kept back when there is nothing more to do.
+    scheduler.is_busy = False
+    stats = stats_of(update(scheduler, ["a"], [2], [2], [2]))
+    rest = DraftCounts.from_list(stats.mrv2_spec).totals().proposed
+    assert sum(sent) + rest == 62
 
 
 def test_a_round_without_scheduled_places_is_sent_all_the_same() -> None:

@@ -86,14 +86,10 @@ class _Gathered:
 
     def step_counts(self, num_sampled: Int32Array) -> StepCounts:
         """Return the step; all copies must have landed."""
-        if self._drafts is None:
-            assert not self.has_drafts
-            drafts = np.zeros((3, self._slots.shape[0]), dtype=np.int32)
-        else:
-            drafts = self._drafts.numpy()
+        assert (self._drafts is not None) == self.has_drafts
         return StepCounts(
             slots=self._slots,
-            drafts=drafts,
+            drafts=None if self._drafts is None else self._drafts.numpy(),
             num_sampled=num_sampled,
             is_round=self._is_round & (num_sampled > 0),
             limits=self._limits,

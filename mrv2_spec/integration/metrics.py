@@ -6,9 +6,12 @@ told which scheduled places held a verified draft; the rest are invalid ones to 
 """
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
+
+import numpy as np
 
 from mrv2_spec.counters import DraftCounts
 from mrv2_spec.integration.counting import STEP_COUNTS
@@ -17,6 +20,7 @@ from mrv2_spec.integration.patching import Patch, PatchField
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.metrics.ledger import Ledger
 from mrv2_spec.metrics.log_line import log_line
+from mrv2_spec.metrics.step import Int32Array
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
@@ -27,6 +31,11 @@ FIELD = "mrv2_spec"
 # On the scheduler.
 _LEDGER = "_mrv2_spec_ledger"
 _CUTS = "_mrv2_spec_cuts"
+# During an update, vLLM's own statistics of the step.
+_STEP_STATS = "_mrv2_spec_step_stats"
+_LAST_SENT = "_mrv2_spec_last_sent"
+# A busy engine's counts go to the front end once in so many seconds.
+_SECONDS_BETWEEN_SENDS = 0.1
 # On vLLM's logging and Prometheus classes.
 _SINCE_LAST_LINE = "_mrv2_spec_counts"
 _SINCE_START = "_mrv2_spec_all_counts"
@@ -61,18 +70,32 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
             ledger = Ledger(self.num_spec_tokens)
             setattr(self, _LEDGER, ledger)
         req_ids = model_runner_output.req_ids
+        dropped = _dropped(self.requests, req_ids)
         verified = ledger.book(
             step,
             req_ids,
             new={data.req_id for data in scheduler_output.scheduled_new_reqs},
             finished=scheduler_output.finished_req_ids,
-            dropped=_dropped(self.requests, req_ids),
+            dropped=dropped,
             cuts=_take_cuts(self, req_ids),
         )
         for_requests = self.spec_decode_metrics_level != "none"
-        if self.log_stats or for_requests:
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        if scheduled and for_requests:
             _tell_vllm(scheduler_output, req_ids, verified.tolist())
-        outputs = original(self, scheduler_output, model_runner_output)
+        if scheduled and self.log_stats:
+            found = step.num_sampled > 0
+            if len(scheduled) < len(req_ids):
+                found &= [req_id in scheduled for req_id in req_ids]
+            found[dropped] = False
+            stats = _step_stats(
+                self.num_spec_tokens, verified[found], step.num_sampled[found]
+            )
+            setattr(self, _STEP_STATS, stats)
+        try:
+            outputs = original(self, scheduler_output, model_runner_output)
+        finally:
+            setattr(self, _STEP_STATS, None)
         _send(self, ledger, outputs, for_requests)
         return outputs
 
@@ -83,10 +106,17 @@ def _dropped(requests: Any, req_ids: list[str]) -> list[int]:
     """Return the batch indices whose output the scheduler will not take."""
     from vllm.v1.request import RequestStatus
 
-    last = RequestStatus.PREEMPTED
+    running, last = RequestStatus.RUNNING, RequestStatus.PREEMPTED
     found = []
     for i, req_id in enumerate(req_ids):
         request = requests.get(req_id)
+        # Nearly all are as this asks; comparing states takes longer.
+        if (
+            request is not None
+            and request.status is running
+            and not request.num_stale_output_tokens
+        ):
+            continue
         if (
             request is None
             or request.status > last
@@ -109,12 +139,54 @@ def _take_cuts(scheduler: Any, req_ids: list[str]) -> dict[str, int]:
 
 def _tell_vllm(scheduler_output: Any, req_ids: list[str], verified: list[int]) -> None:
     scheduled = scheduler_output.scheduled_spec_decode_tokens
-    if scheduled:
-        scheduler_output.num_invalid_spec_tokens = {
-            req_id: len(scheduled[req_id]) - number
-            for req_id, number in zip(req_ids, verified, strict=True)
-            if req_id in scheduled
-        }
+    scheduler_output.num_invalid_spec_tokens = {
+        req_id: len(scheduled[req_id]) - number
+        for req_id, number in zip(req_ids, verified, strict=True)
+        if req_id in scheduled
+    }
+
+
+def _step_stats(
+    num_drafts: int, verified: Int32Array, num_sampled: Int32Array
+) -> Any | None:
+    """Return what vLLM would sum up request by request, which takes it much longer.
+
+    Args:
+        num_drafts: K, the most drafts a round.
+        verified: [n] the real drafts that were verified, of requests with places.
+        num_sampled: [n] their tokens. A filler that happened to be right is no draft.
+    """
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+    if verified.shape[0] == 0:
+        return None
+    accepted = np.minimum(num_sampled - 1, verified)
+    stats = SpecDecodingStats.new(num_drafts)
+    stats.num_drafts = verified.shape[0]
+    stats.num_draft_tokens = int(verified.sum())
+    stats.num_accepted_tokens = int(accepted.sum())
+    stats.num_draft_tokens_per_pos = _reaching(verified, num_drafts)
+    stats.num_accepted_tokens_per_pos = _reaching(accepted, num_drafts)
+    return stats
+
+
+def _reaching(lengths: Int32Array, num_positions: int) -> list[int]:
+    """Return by position how many lengths go beyond it."""
+    ended = np.bincount(lengths, minlength=num_positions + 1)[:num_positions]
+    reaching: list[int] = (lengths.shape[0] - np.cumsum(ended)).tolist()
+    return reaching
+
+
+def _wrap_make_stats(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_spec_decoding_stats(
+        self: Any, spec_decoding_stats: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        stats = getattr(self, _STEP_STATS, None)
+        if stats is not None:
+            return stats
+        return original(self, spec_decoding_stats, *args, **kwargs)
+
+    return make_spec_decoding_stats
 
 
 def _send(
@@ -124,7 +196,7 @@ def _send(
 
     for output in outputs.values():
         stats = output.scheduler_stats
-        if stats is not None and not getattr(scheduler, "_mrv2_spec_draining", False):
+        if stats is not None and _is_due(scheduler):
             unsent = ledger.take_unsent()
             if unsent is not None:
                 if stats.spec_decoding_stats is None:
@@ -138,6 +210,18 @@ def _send(
                     counts = ledger.of_request(one.request_id)
                     if counts is not None:
                         setattr(one.spec_decode_metrics, FIELD, counts.to_list())
+
+
+def _is_due(scheduler: Any) -> bool:
+    """Tell whether to send counts; always with the last step before a pause."""
+    if getattr(scheduler, "_mrv2_spec_draining", False):
+        return False
+    now = time.monotonic()
+    waited = now - getattr(scheduler, _LAST_SENT, 0.0)
+    if waited < _SECONDS_BETWEEN_SENDS and scheduler.has_unfinished_requests():
+        return False
+    setattr(scheduler, _LAST_SENT, now)
+    return True
 
 
 def _wrap_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,6 +413,20 @@ def _wrap_prometheus_observe(original: Callable[..., Any]) -> Callable[..., Any]
 
 SCHEDULER_PATCHES = (
     Patch("Scheduler.update_from_output", UPDATE_FROM_OUTPUT, _wrap_update),
+    Patch(
+        "Scheduler.make_spec_decoding_stats",
+        (
+            (
+                "self",
+                "spec_decoding_stats",
+                "num_draft_tokens",
+                "num_accepted_tokens",
+                "num_invalid_spec_tokens",
+                "request_id",
+            ),
+        ),
+        _wrap_make_stats,
+    ),
     Patch(
         "Scheduler.update_draft_token_ids",
         (("self", "draft_token_ids"),),

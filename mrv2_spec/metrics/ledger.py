@@ -76,10 +76,18 @@ class Ledger:
         if slots.shape[0] == 0:
             return slots.astype(np.int32)
         self._begin(slots, req_ids, new)
+        drafts = step.drafts
+        if drafts is None:
+            counted = step.is_round
+            if dropped:
+                counted = counted.copy()
+                counted[list(dropped)] = False
+            self._add_bare(slots[counted])
+            return np.zeros(slots.shape[0], dtype=np.int32)
         if cuts:
             self._cut(step, req_ids, cuts)
-        lengths, fillers = settle(step, self.num_drafts)
-        sources = np.minimum(np.maximum(step.drafts[2], 0), len(SOURCES) - 1)
+        lengths, fillers = settle(step, drafts, self.num_drafts)
+        sources = np.minimum(np.maximum(drafts[2], 0), len(SOURCES) - 1)
         counted = step.is_round
         if dropped:
             counted = counted.copy()
@@ -130,6 +138,14 @@ class Ledger:
         for counts in (self.total, self._unsent):
             counts.values[: self._num_lengths] += found
             counts.values[self._num_lengths] += fillers.sum()
+
+    def _add_bare(self, slots: Int64Array) -> None:
+        """Add rounds without a draft, or a place for one."""
+        rows = self._rows.reshape(-1)
+        offsets = self._kind_offsets
+        rows[(slots * self._size + offsets).ravel()] += 1
+        for counts in (self.total, self._unsent):
+            counts.values[offsets] += slots.shape[0]
 
     def _lose(self, req_id: str, num_drafts: int, source: int) -> None:
         num_drafts = min(max(num_drafts, 0), self.num_drafts)

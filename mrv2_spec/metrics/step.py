@@ -28,7 +28,8 @@ class StepCounts:
 
     Args:
         slots: [num_reqs] int64, request slots.
-        drafts: [3, num_reqs] int32, as `count_drafts` returns it.
+        drafts: [3, num_reqs] int32, as `count_drafts` returns it; None where no
+            request had any, nor a place for one.
         num_sampled: [num_reqs] int32, tokens the step emitted.
         is_round: [num_reqs], whether the request was past its prefill.
         limits: [num_reqs] int32, drafts that a grammar let pass (`NO_LIMIT`: all), or
@@ -37,7 +38,7 @@ class StepCounts:
     """
 
     slots: npt.NDArray[np.int64]
-    drafts: Int32Array
+    drafts: Int32Array | None
     num_sampled: Int32Array
     is_round: BoolArray
     limits: Int32Array | None = None
@@ -49,18 +50,21 @@ class StepCounts:
         nothing = np.zeros(0, dtype=np.int32)
         return cls(
             slots=nothing.astype(np.int64),
-            drafts=np.zeros((3, 0), dtype=np.int32),
+            drafts=None,
             num_sampled=nothing,
             is_round=nothing.astype(np.bool_),
             ended=ended,
         )
 
 
-def settle(step: StepCounts, num_drafts: int) -> tuple[Int32Array, Int32Array]:
+def settle(
+    step: StepCounts, drafts: Int32Array, num_drafts: int
+) -> tuple[Int32Array, Int32Array]:
     """Return what each draft was cut to, and how many places held none.
 
     Args:
-        step: what the runner found; a drafter that is not ours may claim anything.
+        step: what the runner found.
+        drafts: its drafts; a drafter that is not ours may claim anything.
         num_drafts: K, the most drafts a round.
 
     Returns:
@@ -69,7 +73,7 @@ def settle(step: StepCounts, num_drafts: int) -> tuple[Int32Array, Int32Array]:
     """
     most = step.is_round * np.int32(num_drafts)
     # Plain minima and maxima: np.clip takes several times as long on short arrays.
-    width, proposed = np.maximum(np.minimum(step.drafts[:2], most), 0)
+    width, proposed = np.maximum(np.minimum(drafts[:2], most), 0)
     lengths = np.empty((len(KINDS), width.shape[0]), dtype=np.int32)
     lengths[PROPOSED] = proposed
     lengths[LEGAL] = proposed

@@ -274,6 +274,30 @@ def test_a_drafter_that_claims_nonsense() -> None:
     assert ledger.total.totals(0).proposed == 2 * K
 
 
+def test_steps_without_any_draft_are_booked_alike(rng: random.Random) -> None:
+    ledgers = [Ledger(K), Ledger(K)]
+    for ledger in ledgers:
+        for i in range(4):
+            begin(ledger, f"r{i}", i)
+    for _ in range(20):
+        slots = rng.sample(range(4), rng.randint(1, 4))
+        names = [f"r{slot}" for slot in slots]
+        zeros = [0] * len(slots)
+        rounds = [rng.random() < 0.8 for _ in slots]
+        dropped = [i for i in range(len(slots)) if rng.random() < 0.2]
+        for ledger, is_bare in zip(ledgers, (False, True), strict=True):
+            one = step(slots, zeros, zeros, [1] * len(slots), rounds=rounds)
+            if is_bare:
+                one.drafts = None
+            verified = ledger.book(one, names, dropped=dropped, cuts={"r1": 0})
+            assert verified.tolist() == zeros
+    first, second = ledgers
+    assert first.total.totals().rounds > 0
+    assert second.total == first.total
+    assert second.requests() == first.requests()
+    assert second.take_unsent() == first.take_unsent()
+
+
 def test_what_is_sent_adds_up(rng: random.Random) -> None:
     ledger = Ledger(K)
     assert ledger.take_unsent() is None
