@@ -40,6 +40,9 @@ _MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 64
 _SLEEP_MARGIN, _WAKE_MARGIN = 1.02, 1.04
 # What a step counts at most, so that a few do not decide.
 _MOST_GAIN = 1.1
+# The mean begins anew with a batch that is so many times as large, or as small: while a
+# batch fills up its first requests' drafts look good, as rows are cheap beside few.
+_OTHER_BATCH = 1.5
 # In the first steps nothing is known: a step of up to so many tokens is verified whole.
 _FREE_TOKENS = 16
 
@@ -104,9 +107,12 @@ class DraftPolicy:
         self.cost_ratio = 1.0
         self._may_sleep = may_sleep
         self._curve = ValueCurve()
-        # Since it fell asleep or woke: its steps, and the mean gain of the last ones.
+        # Since it fell asleep or woke.
         self._steps_in_state = 0
+        # The mean gain of the last steps: how many, with how many requests about.
         self._mean_gain = 0.0
+        self._mean_steps = 0
+        self._mean_requests = 0
         self._steps_to_wake = _MIN_STEPS_TO_WAKE
         self.use_costs(costs, ())
 
@@ -148,12 +154,12 @@ class DraftPolicy:
             return max(0, min(_FREE_TOKENS - num_non_draft_tokens, limit))
         budget = self._best(num_non_draft_tokens, num_drafting, limit)
         if self.asleep:
-            self._maybe_wake()
+            self._maybe_wake(num_drafting)
             return 0
         steps = max(_MIN_STEPS_TO_SLEEP, _ROUNDS_TO_SLEEP // num_drafting)
         steps = min(steps, _MAX_STEPS_TO_SLEEP)
-        self._note_gain(max(steps, _LEAST_STEPS_OF_MEAN))
-        long_enough = self._steps_in_state >= steps
+        self._note_gain(num_drafting, max(steps, _LEAST_STEPS_OF_MEAN))
+        long_enough = self._mean_steps >= steps
         if self._may_sleep and long_enough and self._mean_gain < _SLEEP_MARGIN:
             self._fall_asleep()
         return budget
@@ -162,7 +168,7 @@ class DraftPolicy:
         """Take note of a step without drafts; asleep, that is what wakes it."""
         if self.asleep and num_requests and max_drafts > 0:
             self._best(num_tokens, num_requests, max_drafts)
-            self._maybe_wake()
+            self._maybe_wake(num_requests)
 
     def _fall_asleep(self) -> None:
         # Where it woke for nothing, the next time it takes more to wake it: in the
@@ -174,23 +180,26 @@ class DraftPolicy:
             else _MIN_STEPS_TO_WAKE
         )
         self.asleep = True
-        self._steps_in_state = 0
+        self._steps_in_state = self._mean_steps = 0
 
-    def _maybe_wake(self) -> None:
-        self._note_gain(self._steps_to_wake)
-        long_enough = self._steps_in_state >= self._steps_to_wake
+    def _maybe_wake(self, num_requests: int) -> None:
+        self._note_gain(num_requests, self._steps_to_wake)
+        long_enough = self._mean_steps >= self._steps_to_wake
         if long_enough and self._mean_gain >= _WAKE_MARGIN:
             self.asleep = False
-            self._steps_in_state = 0
+            self._steps_in_state = self._mean_steps = 0
 
-    def _note_gain(self, most_steps: int) -> None:
+    def _note_gain(self, num_requests: int, most_steps: int) -> None:
         """Take the step's gain into the mean of so many steps, or of all there are."""
         self._steps_in_state += 1
-        steps = min(self._steps_in_state, most_steps)
-        mean = 0.0 if steps == 1 else self._mean_gain
+        fewer, more = sorted((num_requests, self._mean_requests))
+        if self._mean_steps == 0 or more > _OTHER_BATCH * fewer:
+            self._mean_requests, self._mean_steps = num_requests, 0
+        self._mean_steps = min(self._mean_steps + 1, most_steps)
         # Without a budget a step gains nothing, and loses nothing.
         gain = min(max(self.gain, 1.0), _MOST_GAIN)
-        self._mean_gain = mean + (gain - mean) / steps
+        before = self._mean_gain if self._mean_steps > 1 else 0.0
+        self._mean_gain = before + (gain - before) / self._mean_steps
 
     def _best(self, num_tokens: int, num_requests: int, limit: int) -> int:
         """Return the best budget, 0 if none is clearly better than none."""

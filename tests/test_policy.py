@@ -251,6 +251,41 @@ def test_it_wakes_for_a_text_that_pays_though_not_in_every_step() -> None:
     assert sum(asleep[10:]) == 0, asleep
 
 
+def test_a_batch_that_fills_up_keeps_it_awake_no_longer() -> None:
+    # Values of which a few requests are worth it, many are not.
+    made = policy(costs(4.6, 0.0228))
+    values = [0.3, 0.1]
+    for num_requests in (4, 8, 12, 16):
+        for _ in range(30):
+            made.observe(tally(num_requests, values))
+            assert made.choose(num_requests, num_requests, 4 * num_requests, 4096) > 0
+    steps = 0
+    while not made.asleep:
+        made.observe(tally(256, values))
+        made.choose(256, 256, 4 * 256, 4096)
+        steps += 1
+    assert 3 < steps < 12
+
+
+def test_a_batch_that_fills_up_does_not_wake_it() -> None:
+    made = policy(costs(4.6, 0.0228))
+    values = [0.3, 0.1]
+    for _ in range(30):
+        made.observe(tally(256, values))
+        made.choose(256, 256, 4 * 256, 4096)
+    assert made.asleep
+    for num_requests in (2, 4, 8, 16, 32, 64, 128, *[256] * 200):
+        for _ in range(2):
+            made.observe(tally(num_requests, values))
+            made.pass_by(num_requests + 2000, num_requests, 4096)
+            assert made.asleep, num_requests
+    # Few that stay few do.
+    for _ in range(30):
+        made.observe(tally(4, values))
+        made.pass_by(4, 4, 4096)
+    assert not made.asleep
+
+
 def test_never_sleeps_where_it_could_not_wake() -> None:
     made = policy(costs(4.6, 0.0228), may_sleep=False)
     for _ in range(200):
