@@ -14,7 +14,8 @@ import numpy as np
 from mrv2_spec.errors import UserError
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
-VERSION = 1
+VERSION = 2
+_CURVES = ("plain", "drafting", "bare")
 
 # What a cost table is good for: names and values that must be the same again.
 Identity = Mapping[str, str | int]
@@ -59,10 +60,10 @@ def read_costs(
         raise CostFileError(f"{path} was measured for {what[0] if what else 'others'}")
     try:
         sizes = [int(size) for size in content["graph_sizes"]]
-        costs = StepCosts(_curve(content["plain"]), _curve(content["drafting"]))
+        plain, drafting, bare = (_curve(content[name]) for name in _CURVES)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CostFileError(f"{path} is broken: {error}") from error
-    return costs, sizes
+    return StepCosts(plain, drafting, bare), sizes
 
 
 def _curve(content: Any) -> CostCurve:
@@ -97,8 +98,7 @@ def write_costs(
         "version": VERSION,
         "measured_for": dict(identity),
         "graph_sizes": list(graph_sizes),
-        "plain": _encode(costs.plain),
-        "drafting": _encode(costs.drafting),
+        **{name: _encode(getattr(costs, name)) for name in _CURVES},
     }
     target = Path(path)
     try:

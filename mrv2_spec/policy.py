@@ -43,6 +43,9 @@ _MOST_GAIN = 1.1
 # The mean begins anew with a batch that is so many times as large, or as small: while a
 # batch fills up its first requests' drafts look good, as rows are cheap beside few.
 _OTHER_BATCH = 1.5
+# Contexts are reckoned with up to so many times the one measured: not all attention
+# goes on growing with them.
+_MOST_CONTEXT = 16.0
 # In the first steps nothing is known: a step of up to so many tokens is verified whole.
 _FREE_TOKENS = 16
 
@@ -98,6 +101,7 @@ class DraftPolicy:
         expected_accepted: the value of the places last chosen.
         cost_ratio: by how much steps with drafts were found to exceed their costs,
             beside plain ones.
+        context_ratio: the mean context of the requests, in measured ones.
     """
 
     def __init__(self, costs: StepCosts, may_sleep: bool) -> None:
@@ -105,6 +109,7 @@ class DraftPolicy:
         self.gain = 1.0
         self.expected_accepted = 0.0
         self.cost_ratio = 1.0
+        self.context_ratio = 1.0
         self._may_sleep = may_sleep
         self._curve = ValueCurve()
         # Since it fell asleep or woke.
@@ -119,14 +124,20 @@ class DraftPolicy:
     def use_costs(self, costs: StepCosts, graph_sizes: Sequence[int]) -> None:
         """Go by costs measured for graphs of these ascending sizes."""
         tokens = np.arange(_MAX_TOKENS + 1, dtype=np.float64)
-        self._plain_ms = costs.plain(tokens)
+        self._bare_ms = costs.bare(tokens)
         self._drafting_ms = costs.drafting(tokens)
+        self._context_ms = costs.context(tokens)
         self._graph_sizes = np.asarray(graph_sizes, np.int64)
 
-    def cost_of(self, num_tokens: int, budget: int) -> float:
-        """Return the ms that a step should take; without drafts if the budget is 0."""
-        costs = self._drafting_ms if budget else self._plain_ms
-        return float(costs[min(num_tokens + budget, _MAX_TOKENS)])
+    def cost_of(self, num_requests: int, budget: int) -> float:
+        """Return the ms that a step of decodes should take; 0: without drafts."""
+        rows_ms = self._drafting_ms if budget else self._bare_ms
+        rows = min(num_requests + budget, _MAX_TOKENS)
+        return float(rows_ms[rows]) + self._contexts_ms(num_requests)
+
+    def _contexts_ms(self, num_requests: int) -> float:
+        context_ms = self._context_ms[min(num_requests, _MAX_TOKENS)]
+        return float(context_ms) * min(self.context_ratio, _MOST_CONTEXT)
 
     def observe(self, tally: npt.NDArray[np.int32]) -> None:
         """Take in the tally of an earlier step; [TALLY_WIDTH]."""
@@ -211,11 +222,12 @@ class DraftPolicy:
         accepted = self._curve(totals - num_tokens, num_requests)
         # Prefills are charged what they cost without drafts: in a long step a draft
         # that costs more than a later step would looks cheap.
-        decode_ms = self._plain_ms[num_requests]
-        prefill_ms = self._plain_ms[num_tokens] - decode_ms
-        rates = (num_requests + accepted) / (self._drafting_ms[totals] - prefill_ms)
+        prefill_ms = self._drafting_ms[num_tokens] - self._drafting_ms[num_requests]
+        other_ms = self._contexts_ms(num_requests) - prefill_ms
+        rates = (num_requests + accepted) / (self._drafting_ms[totals] + other_ms)
         best = int(rates.argmax())
-        self.gain = float(rates[best] / (num_requests / decode_ms)) / self.cost_ratio
+        plain_rate = num_requests / self.cost_of(num_requests, 0)
+        self.gain = float(rates[best] / plain_rate) / self.cost_ratio
         self.expected_accepted = float(accepted[best])
         return int(totals[best]) - num_tokens if self.gain >= _MARGIN else 0
 

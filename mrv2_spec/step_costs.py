@@ -8,6 +8,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+# Tokens already computed for each request of a measured plain step.
+CONTEXT_LEN = 512
+
 # Without a measurement: the tokens of a step that costs twice a step of one, as seen
 # with an 8 B model on an H200, and with a small one on a CPU.
 _TOKENS_OF_TWICE_THE_COST = {"cuda": 200.0, "cpu": 8.0}
@@ -80,29 +83,52 @@ class CostCurve:
 class StepCosts:
     """The costs of a step without drafts and of one that verifies some.
 
+    A draft is one more row for its request, but reads the request's context no second
+    time: what contexts cost goes by the number of requests, not of tokens.
+
     Args:
-        plain: replays one-query graphs where they were captured.
-        drafting: replays graphs that admit K + 1 tokens a request.
+        plain: by requests of one token each, with a context of ``CONTEXT_LEN``;
+            replays one-query graphs where they were captured.
+        drafting: by tokens, without contexts; replays graphs that admit K + 1 tokens a
+            request.
+        bare: as ``plain``, without contexts.
     """
 
     plain: CostCurve
     drafting: CostCurve
+    bare: CostCurve
 
     @classmethod
-    def of(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
-        """Pair two curves; a plain step is not dearer than one that drafts.
+    def of(cls, plain: CostCurve, drafting: CostCurve, bare: CostCurve) -> "StepCosts":
+        """Put curves together; a plain step is not dearer than one that drafts.
 
-        Where the measurement says so it was disturbed.
+        Where the measurement says so it was disturbed, and so where a context costs
+        less than none.
         """
-        least = np.minimum(plain.ms, drafting(plain.tokens))
-        return cls(replace(plain, ms=np.maximum.accumulate(least)), drafting)
+        least = np.minimum(bare.ms, drafting(bare.tokens))
+        bare = replace(bare, ms=np.maximum.accumulate(least))
+        most = np.maximum(plain.ms, bare(plain.tokens))
+        return cls(replace(plain, ms=np.maximum.accumulate(most)), drafting, bare)
+
+    @classmethod
+    def without_contexts(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
+        """Return costs for where nothing is known of what contexts cost."""
+        return cls(plain, drafting, plain)
+
+    def context(self, requests: Floats) -> Floats:
+        """Return what the contexts of so many requests cost; [n] to [n]."""
+        return np.maximum(self.plain(requests) - self.bare(requests), 0.0)
 
     def describe(self) -> str:
         """Return some of the costs, for the log."""
-        tokens = [1, 16, 64, 256, 512, 1024]
-        plain, drafting = (
-            " ".join(f"{ms:.2f}" for ms in curve(np.asarray(tokens, np.float64)))
-            for curve in (self.plain, self.drafting)
+        sizes = np.array([1.0, 16.0, 64.0, 256.0])
+        tokens = np.array([64.0, 256.0, 512.0, 1024.0])
+
+        def said(ms: Floats) -> str:
+            return " ".join(f"{one:.2f}" for one in ms)
+
+        return (
+            f"steps of 1 16 64 256 requests cost {said(self.plain(sizes))} ms, "
+            f"{said(self.context(sizes))} of it for contexts, "
+            f"64 256 512 1024 tokens with drafts {said(self.drafting(tokens))} ms"
         )
-        sizes = " ".join(map(str, tokens))
-        return f"steps of {sizes} tokens cost {plain} ms, with drafts {drafting} ms"

@@ -15,6 +15,7 @@ IDENTITY = {"gpu": "H200", "model": "llama", "num_speculative_tokens": 16}
 COSTS = StepCosts(
     CostCurve.of([(1, 1.25), (8, 2.5), (64, 4.0)], 8),
     CostCurve.of([(1, 1.5), (8, 3.0), (64, 4.25)], 8),
+    CostCurve.of([(1, 1.0), (8, 2.0), (64, 3.0)], 8),
 )
 
 
@@ -29,7 +30,7 @@ def test_comes_back_as_it_was(path: Path) -> None:
     costs, sizes = read_costs(path, IDENTITY)
     assert sizes == [1, 8]
     tokens = np.array([1.0, 5.0, 8.0, 9.0, 64.0, 100.0])
-    for curve in ("plain", "drafting"):
+    for curve in ("plain", "drafting", "bare"):
         want, got = getattr(COSTS, curve), getattr(costs, curve)
         assert got(tokens).tolist() == want(tokens).tolist()
     assert [p.name for p in path.parent.iterdir()] == ["costs.json"]
@@ -53,7 +54,7 @@ def change(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
+        {"version": 1},
         {"graph_sizes": None},
         {"graph_sizes": ["x"]},
         {"plain": {}},
@@ -63,6 +64,7 @@ def change(path: Path, **changes: Any) -> None:
         {"plain": {"tokens": [1, 2], "ms": [1.0, -2.0], "max_graph_tokens": 8}},
         {"plain": {"tokens": [1], "ms": ["no"], "max_graph_tokens": 8}},
         {"drafting": 3},
+        {"bare": {}},
         {"graph_sizes": [float("inf")]},
         {"plain": {"tokens": [1], "ms": [1.0], "max_graph_tokens": float("inf")}},
         {"plain": {"tokens": [1, float("inf")], "ms": [1, 2], "max_graph_tokens": 1}},

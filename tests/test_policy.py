@@ -25,7 +25,7 @@ def costs(base: float, row: float, surcharge: float = 0.0) -> StepCosts:
     def curve(base: float) -> CostCurve:
         return CostCurve.of([(n, base + row * n) for n in (*GRAPHS, 2048)], 512)
 
-    return StepCosts(curve(base), curve(base + surcharge))
+    return StepCosts.without_contexts(curve(base), curve(base + surcharge))
 
 
 def tally(num_requests: int, values: Sequence[float], share: float = 1.0) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_prompts_in_a_step_make_its_drafts_no_cheaper(rng: random.Random) -> Non
     seen = tally(48, values)
     budgets = []
     for prompt_tokens in (0, 40, 2000, 8000):
-        made = DraftPolicy(StepCosts(linear, linear), False)
+        made = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
         for _ in range(200):
             made.observe(seen)
         budgets.append(made.choose(48 + prompt_tokens, 48, 48 * K, 4096))
@@ -103,7 +103,7 @@ def test_best_of_all_budgets(rng: random.Random) -> None:
     num_requests = rng.randint(20, 200)
     values = sorted((rng.random() for _ in range(4)), reverse=True)
     linear = CostCurve.of([(n, base + row * n) for n in (1, 4096)], 0)
-    made = DraftPolicy(StepCosts(linear, linear), False)
+    made = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
     budget = settle(made, num_requests, tally(num_requests, values))
 
     def rate(drafts: int) -> float:
@@ -122,6 +122,27 @@ def test_a_surcharge_must_be_earned() -> None:
     values = tally(256, [0.9])
     assert settle(policy(costs(4.6, 0.001)), 256, values) == 256
     assert settle(policy(costs(4.6, 0.001, surcharge=5.0)), 256, values) == 0
+
+
+def test_drafts_read_no_context_of_their_own() -> None:
+    # Rows cost 0.005 ms, a request's context 0.02: a place pays from 0.05 on, where one
+    # charged for a context would need 0.26.
+    base, row, context = 4.6, 0.005, 0.02
+    plain = CostCurve.of([(n, base + (row + context) * n) for n in (1, 4096)], 0)
+    rows = CostCurve.of([(n, base + row * n) for n in (1, 4096)], 0)
+    values = tally(64, [0.15, 0.02])
+    made = DraftPolicy(StepCosts(plain, rows, rows), False)
+    assert 60 <= settle(made, 64, values) <= 76
+    assert made.cost_of(64, 64) == pytest.approx(base + 128 * row + 64 * context)
+    assert made.cost_of(64, 0) == pytest.approx(base + 64 * (row + context))
+    # Eight times the context: places gain less of a longer step, and still gain.
+    made.context_ratio = 8.0
+    assert made.cost_of(64, 0) == pytest.approx(base + 64 * (row + 8 * context))
+    gain = made.gain
+    assert made.choose(64, 64, 64 * K, 4096) >= 60
+    assert made.gain > gain
+    made = DraftPolicy(StepCosts(plain, plain, plain), False)
+    assert settle(made, 64, values) == 0
 
 
 def test_steps_that_were_dearer_than_reckoned() -> None:

@@ -99,7 +99,7 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
     plain_ms: float, drafting_ms: float, pays: bool
 ) -> None:
     linear = CostCurve.of([(1, 4.6), (16384, 4.6 + 0.0228 * 16384)], 0)
-    policy = DraftPolicy(StepCosts(linear, linear), True)
+    policy = DraftPolicy(StepCosts.without_contexts(linear, linear), True)
     # A tenth of the requests has a draft of one place, and nearly all come true.
     tally = np.zeros(TALLY_WIDTH, np.int32)
     tally[[0, ROUNDS]] = 12, 120

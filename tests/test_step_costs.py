@@ -20,8 +20,22 @@ def test_the_least_counts_and_costs_never_fall() -> None:
 def test_a_plain_step_is_not_dearer_than_one_that_drafts() -> None:
     disturbed = CostCurve.of([(1, 9.0), (8, 9.5), (64, 12.0)], 64)
     drafting = CostCurve.of([(1, 4.0), (8, 5.0), (64, 13.0)], 64)
-    costs = StepCosts.of(disturbed, drafting)
-    assert costs.plain(np.array([1.0, 8.0, 64.0])).tolist() == [4, 5, 12]
+    bare = CostCurve.of([(1, 8.5), (8, 9.0), (64, 11.0)], 64)
+    costs = StepCosts.of(disturbed, drafting, bare)
+    sizes = np.array([1.0, 8.0, 64.0])
+    assert costs.bare(sizes).tolist() == [4, 5, 11]
+    assert costs.context(sizes).tolist() == [5, 4.5, 1]
+
+
+def test_contexts_cost_by_requests_and_never_less_than_nothing() -> None:
+    plain = CostCurve.of([(1, 3.0), (8, 4.0), (64, 9.0)], 64)
+    bare = CostCurve.of([(1, 3.1), (8, 3.5), (64, 5.0)], 64)
+    costs = StepCosts.of(plain, CostCurve.of([(1, 3.2), (64, 5.5)], 64), bare)
+    sizes = np.array([1.0, 8.0, 64.0])
+    assert costs.context(sizes).tolist() == [0, 0.5, 4]
+    assert costs.plain(sizes).tolist() == [3.1, 4, 9]
+    nothing = StepCosts.without_contexts(plain, plain)
+    assert nothing.context(sizes).tolist() == [0, 0, 0]
 
 
 def test_one_size_only() -> None:

@@ -37,6 +37,7 @@ class Engine:
         self, device: torch.device, lag: int, async_scheduling: bool = True
     ) -> None:
         self.device = device
+        self.contexts: list[int] = []
         self.states = SimpleNamespace(
             max_num_reqs=SLOTS,
             num_speculative_steps=K,
@@ -66,7 +67,7 @@ class Engine:
         )
         # Rows cost next to nothing: all that is real pays.
         flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
-        self.manager.policy.use_costs(StepCosts(flat, flat), [])
+        self.manager.policy.use_costs(StepCosts.without_contexts(flat, flat), [])
 
     def add(self, req_id: str, slot: int) -> None:
         self.states.req_id_to_index[req_id] = slot
@@ -80,6 +81,9 @@ class Engine:
                 num_scheduled_tokens=scheduled,
                 total_num_scheduled_tokens=sum(scheduled.values()),
                 scheduled_spec_decode_tokens=draft_tokens,
+                scheduled_cached_reqs=SimpleNamespace(
+                    num_computed_tokens=self.contexts
+                ),
             )
         )
 
@@ -224,6 +228,15 @@ def test_which_steps_tell_what_they_should_cost(
     assert engine.manager.expected_ms == 0
 
 
+def test_contexts_are_those_of_the_step(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
+    engine.choose({"a": 1}, {})
+    assert engine.manager.policy.context_ratio == 1.0
+    engine.contexts = [512, 2048, 512]
+    engine.choose({"a": 1}, {})
+    assert engine.manager.policy.context_ratio == 2.0
+
+
 def test_wakes_beside_prefills(device: torch.device) -> None:
     engine = Engine(device, lag=1)
     engine.add("a", 0)
@@ -268,6 +281,7 @@ def test_drafts_leave_a_step_that_verifies_none(
         num_scheduled_tokens={"a": K + 1, "b": 7},
         total_num_scheduled_tokens=K + 8,
         scheduled_spec_decode_tokens={"a": [-1] * K},
+        scheduled_cached_reqs=SimpleNamespace(num_computed_tokens=[3, 0]),
         has_structured_output_requests=has_grammar,
     )
     runner = Runner(engine.manager)

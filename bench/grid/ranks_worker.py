@@ -111,7 +111,7 @@ class RanksWorker(GridWorker):
             setattr(policy, name, 1)
         # So dear that only drafts pay which come true more often than not.
         dear = step_costs.CostCurve.of([(1, 1.0), (4096, 1000.0)], 0)
-        costs = step_costs.StepCosts(dear, dear)
+        costs = step_costs.StepCosts.without_contexts(dear, dear)
         self.model_runner.adaptive_verification.policy.use_costs(costs, ())
 
     def ranks_num_steps(self) -> int:

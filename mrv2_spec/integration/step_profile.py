@@ -9,15 +9,12 @@ import torch
 
 from mrv2_spec.cost_file import CostFileError, Identity, read_costs, write_costs
 from mrv2_spec.integration.graphs import no_one_query_graphs
-from mrv2_spec.step_costs import CostCurve, StepCosts
+from mrv2_spec.step_costs import CONTEXT_LEN, CostCurve, StepCosts
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
 # The least of so many runs of each size counts.
 _REPEATS = 3
-# Tokens already computed for each request of a measured step. More context makes every
-# step dearer, and drafts pay more than was reckoned.
-_CONTEXT_LEN = 512
 # Rows of logits whose cost is measured; between them it is interpolated.
 _LOGIT_ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048)
 
@@ -39,12 +36,17 @@ class StepProfile:
         self._cost_file = cost_file
         self._found: StepCosts | None = None
         self._logits: list[tuple[int, float]] = []
-        # (plain, tokens) of each dummy step, in order.
-        self._runs: list[tuple[bool, int]] = []
+        # (curve, tokens) of each dummy step, in order.
+        self._runs: list[tuple[str, int]] = []
         self._graph_sizes: list[int] = []
 
     def batches(self, capture_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
-        """Yield the arguments of dummy steps: one-query graphs, then wider ones."""
+        """Yield the arguments of dummy steps: one-query graphs, then wider ones.
+
+        Up to the most requests, the dummy requests of a step have one token each. With
+        a context, those of wider graphs would each be charged for one, where the drafts
+        of a request share it.
+        """
         self._runs.clear()
         self._graph_sizes = sorted(capture_sizes)
         self._found = self._on_first_rank(self._read)
@@ -53,9 +55,11 @@ class StepProfile:
         graph_manager = self._runner.cudagraph_manager
         max_num_reqs = self._runner.max_num_reqs
         sizes = self._sizes()
-        yield from self._run([n for n in sizes if n <= max_num_reqs], plain=True)
+        narrow = [n for n in sizes if n <= max_num_reqs]
+        yield from self._run("plain", narrow, CONTEXT_LEN)
+        yield from self._run("bare", narrow, 0)
         with no_one_query_graphs(graph_manager):
-            yield from self._run(sizes, plain=False)
+            yield from self._run("drafting", sizes, 0)
 
     def _sizes(self) -> list[int]:
         # Steps beyond the graphs are measured too: they are launched one by one.
@@ -67,11 +71,13 @@ class StepProfile:
             sizes.append(largest)
         return sizes
 
-    def _run(self, sizes: Sequence[int], *, plain: bool) -> Iterator[dict[str, int]]:
+    def _run(
+        self, curve: str, sizes: Sequence[int], context_len: int
+    ) -> Iterator[dict[str, int]]:
         for num_tokens in sizes:
             for _ in range(_REPEATS):
-                self._runs.append((plain, num_tokens))
-                yield {"num_tokens": num_tokens, "context_len": _CONTEXT_LEN}
+                self._runs.append((curve, num_tokens))
+                yield {"num_tokens": num_tokens, "context_len": context_len}
 
     def costs(self, samples: Sequence[Any]) -> tuple[StepCosts, list[int]]:
         """Return the costs, the same on all ranks, and the sizes of the graphs.
@@ -94,25 +100,19 @@ class StepProfile:
         return group.broadcast_object(work() if group.is_first_rank else None, src=0)
 
     def _measured(self, samples: Sequence[Any]) -> StepCosts:
-        timed = [
-            (plain, num_tokens, sample.forward_ms)
-            for (plain, num_tokens), sample in zip(self._runs, samples, strict=True)
-        ]
-        logits = self._logits
+        timed: dict[str, list[tuple[int, float]]] = {}
+        for (name, num_tokens), sample in zip(self._runs, samples, strict=True):
+            timed.setdefault(name, []).append((num_tokens, sample.forward_ms))
         most_graph_tokens = self._graph_sizes[-1] if self._graph_sizes else 0
-        max_num_reqs = self._runner.max_num_reqs
+        rows = CostCurve.of(self._logits, 0)
 
-        def curve(points: list[tuple[int, float]]) -> CostCurve:
-            forward = CostCurve.of(points, most_graph_tokens)
-            rows = CostCurve.of(logits, 0)
+        def curve(name: str) -> CostCurve:
+            forward = CostCurve.of(timed[name], most_graph_tokens)
             return CostCurve(
                 forward.tokens, forward.ms + rows(forward.tokens), most_graph_tokens
             )
 
-        drafting = [(n, ms) for plain, n, ms in timed if not plain]
-        plain = [(n, ms) for plain, n, ms in timed if plain]
-        plain += [(n, ms) for n, ms in drafting if n > max_num_reqs]
-        costs = StepCosts.of(curve(plain), curve(drafting))
+        costs = StepCosts.of(curve("plain"), curve("drafting"), curve("bare"))
         if self._cost_file is not None:
             try:
                 write_costs(self._cost_file, self._identity(), costs, self._graph_sizes)

@@ -30,7 +30,7 @@ from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.kernels.value_drafts import IMPOSSIBLE
 from mrv2_spec.lagged_counts import LaggedCounts
 from mrv2_spec.policy import DraftPolicy
-from mrv2_spec.step_costs import CostCurve, StepCosts
+from mrv2_spec.step_costs import CONTEXT_LEN, CostCurve, StepCosts
 from mrv2_spec.trim_log import TrimLog
 from mrv2_spec.trimmer import VariableDraftTrimmer
 
@@ -100,7 +100,7 @@ class TrimManager:
         self._draft_values = draft_values
         self._lagged = LaggedCounts(draft_values.tally, max_concurrent_batches + 1)
         guess = CostCurve.guess(req_states.device.type)
-        self.policy = DraftPolicy(StepCosts(guess, guess), may_sleep)
+        self.policy = DraftPolicy(StepCosts.without_contexts(guess, guess), may_sleep)
         self._has_bare_steps = may_sleep and async_scheduling
         self.profile: StepProfile | None = None
         self.speaks = speaks
@@ -141,6 +141,10 @@ class TrimManager:
             policy.observe(tally)
             self._note_impossible(int(tally[IMPOSSIBLE]))
         policy.cost_ratio = getattr(scheduler_output, COST_RATIO, 1.0)
+        # Of the requests that were there before: new ones have none yet.
+        contexts = scheduler_output.scheduled_cached_reqs.num_computed_tokens
+        if contexts:
+            policy.context_ratio = sum(contexts) / len(contexts) / CONTEXT_LEN
         drafts = scheduler_output.scheduled_spec_decode_tokens
         num_tokens = scheduler_output.total_num_scheduled_tokens
         num_reqs = self.num_requests = len(scheduler_output.num_scheduled_tokens)
