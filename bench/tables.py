@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -335,6 +336,26 @@ def engine() -> str:
     return table(("text", "method", "1", "16", "64", "256"), rows) + _from(points[-1])
 
 
+def counting_cost() -> str:
+    """What counting adds to a token's time, pair by pair."""
+    record = load("counting_cost")
+    rows = []
+    for arm, one in record["arms"].items():
+        pairs = zip(one["counted_ms"], one["uncounted_ms"], strict=True)
+        added = sorted((a - b) / one["uncounted_tpot_ms"] * 100 for a, b in pairs)
+        rows.append(
+            (
+                f"{arm}, {record['workload']}, {record['c']} requests",
+                f"{one['uncounted_tpot_ms']:.2f}",
+                ", ".join(f"{percent:+.1f}" for percent in added),
+                f"{median(added):+.2f}",
+                f"{one['added_percent']:+.2f} ± {one['standard_error']:.2f}",
+            )
+        )
+    head = ("", "TPOT ms", "added by pair, %", "median, %", "mean, standard error, %")
+    return table(head, rows) + _from(record)
+
+
 def suffix_gpu_checks() -> str:
     """Rows on which the CUDA and the tensor version were compared, and sanitizers."""
     record = load("suffix_gpu_checks")
@@ -390,6 +411,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "engine": engine,
     "suffix-golden": suffix_golden,
     "suffix-gpu-checks": suffix_gpu_checks,
+    "counting-cost": counting_cost,
 }
 
 
