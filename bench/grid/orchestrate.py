@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from harness import host_loop_ms
+
 from grid import record
 from grid.arms import Arm
 from grid.child import Child, EngineFailed
@@ -176,6 +178,7 @@ class Orchestrator:
             self._drop(arm, [point], f"{expected:.0f} s expected, {left:.0f} s left")
             return
         settings = self._settings
+        host_ms = host_loop_ms()
         begun = time.monotonic()
         try:
             answer = children[arm].measure(
@@ -199,7 +202,7 @@ class Orchestrator:
             self.outcome.failures.append(text)
             settings.say(text)
             return
-        self._record(arm, point, figures)
+        self._record(arm, point, {**figures, "host_loop_ms": host_ms})
         steps = f"{figures['tokens_per_step']:.2f} tokens a step"
         settings.say(
             f"{arm.label} {point}: TPOT {figures['tpot_ms']:.3f} ms "

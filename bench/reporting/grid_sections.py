@@ -225,11 +225,21 @@ def runs(grid: Grid) -> str:
             commits = listed(sorted({str(p.commit) for p in points}))
             where = f"{gpu or 'CPU'}, driver {driver}, torch {torch}, vLLM {vllm}"
             commands = listed(f"`{c}`" for c in sorted({p.command for p in points}))
-            rows.append((run, commits, len(points), arms, where, commands))
+            host = spread([p.host_ms for p in points if p.host_ms is not None])
+            rows.append((run, commits, len(points), arms, where, host, commands))
     if not rows:
         return EMPTY
-    head = ("run", "commit", "points", "arms", "machine", "command")
+    head = (
+        "run", "commit", "points", "arms", "machine", "Python loop ms", "command"
+    )  # fmt: skip
     return table(head, rows)
+
+
+def spread(values: list[float]) -> str:
+    """Return the least and the largest of some values."""
+    if not values:
+        return NOTHING
+    return f"{min(values):.1f} to {max(values):.1f}"
 
 
 def _arms(points: list[Point]) -> list[Arm]:

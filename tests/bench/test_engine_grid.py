@@ -440,6 +440,7 @@ def test_a_tiny_run_on_the_cpu(texts: Path, tmp_path: Path) -> None:
         assert line["output_tokens"] == 10 * c * grid("workloads").num_rounds(c)
         assert line["tpot_ms"] > 0
         assert line["commit"] == "abc"
+        assert line["host_loop_ms"] > 0
         if arm == "ngram":
             assert line["trimmed"]
             assert line["tokens_per_step"] > 1.2

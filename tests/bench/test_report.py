@@ -104,6 +104,19 @@ def test_the_newest_run_counts_and_within_it_the_last_line(tmp_path: Path) -> No
     assert grid.ratio(arm("ngram"), 64, "low").value == 4.0
 
 
+def test_runs_say_how_fast_their_hosts_were(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", run_id="a", host_loop_ms=4.25),
+        line("ngram", run_id="a", host_loop_ms=9.04),
+        line("v2-none", run_id="b"),
+    )
+    text = part("grid_sections").runs(grid)
+    rows = {row.split(" | ")[0].strip("| "): row for row in text.splitlines()}
+    assert "| 4.2 to 9.0 |" in rows["a"]
+    assert "| - |" in rows["b"]
+
+
 def test_each_runner_has_its_own_base(tmp_path: Path) -> None:
     grid = grid_of(
         tmp_path,
