@@ -34,15 +34,16 @@ _MARGIN = 1.01
 # again when the mean in so many of the steps that tell is clearly more than that. The
 # mean: of a text that pays, too, some steps gain nothing.
 _ROUNDS_TO_SLEEP = 512
-_MIN_STEPS_TO_SLEEP, _MAX_STEPS_TO_SLEEP = 4, 32
+_MIN_STEPS_TO_SLEEP, _MAX_STEPS_TO_SLEEP = 8, 32
 _LEAST_STEPS_OF_MEAN = 16
-_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 64
+_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 32
 _SLEEP_MARGIN, _WAKE_MARGIN = 1.02, 1.04
 # What a step counts at most, so that a few do not decide.
 _MOST_GAIN = 1.1
-# The mean begins anew with a batch that is so many times as large, or as small: while a
-# batch fills up its first requests' drafts look good, as rows are cheap beside few.
-_OTHER_BATCH = 1.5
+# The mean begins anew with a batch that is so many times as large, or as small, and by
+# more than a few requests: while a batch fills up its first requests' drafts look good,
+# as rows are cheap beside few.
+_OTHER_BATCH, _FEW_REQUESTS = 1.5, 4
 # Contexts are reckoned with up to so many times the one measured: not all attention
 # goes on growing with them.
 _MOST_CONTEXT = 16.0
@@ -204,7 +205,7 @@ class DraftPolicy:
         """Take the step's gain into the mean of so many steps, or of all there are."""
         self._steps_in_state += 1
         fewer, more = sorted((num_requests, self._mean_requests))
-        if self._mean_steps == 0 or more > _OTHER_BATCH * fewer:
+        if self._mean_steps == 0 or more > _OTHER_BATCH * fewer + _FEW_REQUESTS:
             self._mean_requests, self._mean_steps = num_requests, 0
         self._mean_steps = min(self._mean_steps + 1, most_steps)
         # Without a budget a step gains nothing, and loses nothing.

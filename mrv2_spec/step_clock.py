@@ -8,7 +8,8 @@ _STEPS_AVERAGED = 32
 # Not many times its cost: where nothing could be measured, costs have no unit.
 _MOST_TIMES = 4.0
 # How much cheaper plain steps may be than reckoned, as with short contexts, until some
-# were seen. Where drafting gains less than that, it stops until they were.
+# were seen. Where drafting gains less than that, it stops until they were; the doubt
+# fades as well, as beside prompts no step tells anything.
 _DOUBT = 1.25
 # What was learned of a kind of step fades with so many steps of the other kind: a bad
 # moment must not keep drafting off for ever.
@@ -21,6 +22,8 @@ class _Kind:
     def __init__(self) -> None:
         self.steps = 0
         self.mean = 1.0
+        # Steps since drafting is doubted.
+        self.doubted = 0
 
     def note(self, times: float) -> None:
         self.steps = min(self.steps + 1, _STEPS_AVERAGED)
@@ -59,6 +62,9 @@ class StepClock:
                 beside a prefill.
         """
         last, self._last_ms = self._last_ms, now_ms
+        doubted = self._doubted(num_requests)
+        if doubted is not None:
+            doubted.doubted += 1
         same_batch = self._last_requests == num_requests
         self._last_requests = num_requests
         if last is None or expected_ms <= 0 or not same_batch:
@@ -84,11 +90,22 @@ class StepClock:
         Returns:
             The factor; 1 where too little is known.
         """
+        doubted = self._doubted(num_requests)
+        if doubted is not None:
+            left = max(1.0 - doubted.doubted / _STEPS_TO_FADE, 0.0)
+            doubt: float = (max(doubted.mean, 1.0) * _DOUBT) ** left
+            return doubt if measured else 1.0
+        bucket = num_requests.bit_length()
+        drafting = self._kinds.get((True, bucket))
+        if drafting is None or drafting.steps < _LEAST_STEPS:
+            return 1.0
+        return drafting.mean / self._kinds[False, bucket].mean
+
+    def _doubted(self, num_requests: int) -> _Kind | None:
+        """Return what is known of steps with drafts, if nothing is of plain ones."""
         bucket = num_requests.bit_length()
         drafting = self._kinds.get((True, bucket))
         plain = self._kinds.get((False, bucket))
         if drafting is None or drafting.steps < _LEAST_STEPS:
-            return 1.0
-        if plain is None or plain.steps < _LEAST_STEPS:
-            return max(drafting.mean, 1.0) * _DOUBT if measured else 1.0
-        return drafting.mean / plain.mean
+            return None
+        return drafting if plain is None or plain.steps < _LEAST_STEPS else None

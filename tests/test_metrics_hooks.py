@@ -63,6 +63,7 @@ class FakeScheduler:
     log_stats = True
     spec_decode_metrics_level = "detailed"
     is_busy = False
+    _mrv2_spec_draining = False
 
     def __init__(self, requests: dict[str, Request]) -> None:
         self.requests = requests
@@ -81,6 +82,8 @@ class FakeScheduler:
             if request is None or req_id not in scheduled:
                 continue
             if RequestStatus.is_finished(request.status):
+                continue
+            if not output.sampled_token_ids[i]:
                 continue
             num_accepted = len(output.sampled_token_ids[i]) - 1
             stats = Scheduler.make_spec_decoding_stats(
@@ -118,13 +121,20 @@ def update(
     new: tuple[str, ...] = (),
     finished: frozenset[str] = frozenset(),
     ended: tuple[Ended, ...] = (),
+    without: frozenset[str] = frozenset(),
 ) -> dict[int, Any]:
-    """Run the hook around a step; all but new requests are past their prefill."""
+    """Run the hook around a step; all but new requests are past their prefill.
+
+    Those in ``without`` have no places scheduled.
+    """
     step = StepCounts(
         slots=np.arange(len(req_ids)),
         drafts=np.array([widths, proposed, [0] * len(req_ids)], dtype=np.int32),
         num_sampled=np.array(sampled, dtype=np.int32),
-        is_round=np.array([r not in new for r in req_ids], dtype=np.bool_),
+        is_round=np.array(
+            [r not in new and n > 0 for r, n in zip(req_ids, sampled, strict=True)],
+            dtype=np.bool_,
+        ),
         ended=list(ended),
     )
     output = SimpleNamespace(
@@ -135,7 +145,9 @@ def update(
         scheduled_new_reqs=[SimpleNamespace(req_id=r) for r in new],
         finished_req_ids=set(finished),
         scheduled_spec_decode_tokens={
-            r: [-1] * scheduled for r in req_ids if r not in new and scheduled
+            r: [-1] * scheduled
+            for r in req_ids
+            if r not in new and r not in without and scheduled
         },
         num_invalid_spec_tokens=None,
     )
@@ -177,17 +189,20 @@ def test_vllms_counts_are_those_that_it_would_sum_up_itself(rng: random.Random) 
                 RequestStatus.FINISHED_STOPPED if gone else RequestStatus.RUNNING
             )
         req_ids = rng.sample(names_, rng.randint(1, 12))
-        widths = [rng.randint(0, K) for _ in req_ids]
+        without = frozenset(r for r in req_ids if rng.random() < 0.2)
+        widths = [0 if r in without else rng.randint(0, K) for r in req_ids]
         proposed = [rng.randint(0, K) for _ in req_ids]
-        sampled = [rng.randint(1, w + 1) for w in widths]
+        sampled = [rng.randint(0, w + 1) for w in widths]
         expected = SpecDecodingStats.new(K)
         for r, width, real, num in zip(req_ids, widths, proposed, sampled, strict=True):
-            if scheduler.requests[r].status is RequestStatus.RUNNING:
+            is_running = scheduler.requests[r].status is RequestStatus.RUNNING
+            if is_running and num and r not in without:
                 verified = min(width, real)
                 expected.observe_draft(verified, min(num - 1, verified))
-        found = stats_of(update(scheduler, req_ids, widths, proposed, sampled))
+        outputs = update(scheduler, req_ids, widths, proposed, sampled, without=without)
+        found = stats_of(outputs)
         if expected.num_drafts == 0:
-            assert found.num_drafts == 0
+            assert found is None or found.num_drafts == 0
             continue
         found.mrv2_spec = None
         assert found == expected
@@ -208,10 +223,16 @@ def test_a_busy_engine_sends_its_counts_now_and_then(
         if stats.mrv2_spec is not None:
             sent.append(DraftCounts.from_list(stats.mrv2_spec).totals().proposed)
     assert len(sent) in (5, 6) and sum(sent) <= 60
-    # Nothing is kept back when there is nothing more to do.
+    # What is taken in while it drains goes with the next step.
     scheduler.is_busy = False
+    scheduler._mrv2_spec_draining = True
     stats = stats_of(update(scheduler, ["a"], [2], [2], [2]))
-    rest = DraftCounts.from_list(stats.mrv2_spec).totals().proposed
+    assert stats.mrv2_spec is None
+    scheduler._mrv2_spec_draining = False
+    # Nothing is kept back when there is nothing more to do, nor by a step that has no
+    # counts of its own.
+    outputs = update_without_counts(scheduler, finished=("a",))
+    rest = DraftCounts.from_list(stats_of(outputs).mrv2_spec).totals().proposed
     assert sum(sent) + rest == 62
 
 
@@ -284,7 +305,7 @@ def update_without_counts(
     new: tuple[str, ...] = (),
     finished: tuple[str, ...] = (),
     preempted: tuple[str, ...] = (),
-) -> None:
+) -> dict[int, Any]:
     """Run the hook around a step whose counts did not come."""
     scheduler_output = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id=r) for r in new],
@@ -295,7 +316,8 @@ def update_without_counts(
     )
     output = SimpleNamespace(req_ids=[], sampled_token_ids=[])
     patched = metrics._wrap_update(FakeScheduler.update_from_output)
-    patched(scheduler, scheduler_output, output)
+    found: dict[int, Any] = patched(scheduler, scheduler_output, output)
+    return found
 
 
 def test_an_aborted_request_leaves_its_name_though_no_counts_come() -> None:

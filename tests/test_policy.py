@@ -86,6 +86,54 @@ def test_prompts_in_a_step_make_its_drafts_no_cheaper(rng: random.Random) -> Non
     assert len(set(budgets)) == 1, (row, values, budgets)
 
 
+def test_prompts_are_charged_what_their_rows_cost_beside_drafts() -> None:
+    # In wide graphs rows cost four times as much, and the prompt's rows with them: they
+    # are the same with a budget and without.
+    plain = CostCurve.of([(n, 4.6 + 0.005 * n) for n in (1, 16384)], 0)
+    wide = CostCurve.of([(n, 4.6 + 0.02 * n) for n in (1, 16384)], 0)
+    gains = []
+    for prompt_tokens in (0, 4000):
+        made = DraftPolicy(StepCosts.without_contexts(plain, wide), False)
+        for _ in range(50):
+            made.observe(tally(64, [0.9]))
+        made.choose(64 + prompt_tokens, 64, 64 * K, 4096)
+        gains.append(made.gain)
+    assert gains[0] == pytest.approx(gains[1])
+
+
+def test_a_few_steps_of_large_gain_do_not_decide() -> None:
+    # One step in six gains tenfold: by itself that would be a mean of 2.5.
+    made = policy(costs(4.6, 0.0228))
+    steps_until(made, True, BAD)
+    for _ in range(3):
+        steps_until(made, False, GOOD)
+        steps_until(made, True, BAD)
+    for _ in range(100):
+        made.gain = 10.0
+        made._maybe_wake(256)
+        for _ in range(5):
+            made.gain = 1.0
+            made._maybe_wake(256)
+        assert made.asleep
+
+
+def test_small_batches_that_come_and_go_wake_it(rng: random.Random) -> None:
+    made = policy(costs(4.6, 0.0228))
+    for _ in range(3):
+        steps_until(made, True, BAD)
+        steps_until(made, False, GOOD)
+    steps_until(made, True, BAD)
+    num_requests = 4
+    for step in range(400):
+        if step % 4 == 0:
+            num_requests = min(max(num_requests + rng.choice((-1, 0, 1)), 1), 7)
+        made.observe(tally(num_requests, [0.9, 0.8]))
+        made.pass_by(num_requests, num_requests, K * num_requests)
+        if not made.asleep:
+            break
+    assert not made.asleep
+
+
 def test_prompts_do_not_wake_drafting_that_does_not_pay() -> None:
     made = policy(costs(4.6, 0.0228))
     settle(made, 256, tally(256, [0.1, 0.03]))
@@ -141,6 +189,9 @@ def test_drafts_read_no_context_of_their_own() -> None:
     gain = made.gain
     assert made.choose(64, 64, 64 * K, 4096) >= 60
     assert made.gain > gain
+    # Beyond sixteen times, nobody knows.
+    made.context_ratio = 100.0
+    assert made.cost_of(64, 0) == pytest.approx(base + 64 * (row + 16 * context))
     made = DraftPolicy(StepCosts(plain, plain, plain), False)
     assert settle(made, 64, values) == 0
 
@@ -295,7 +346,7 @@ def test_a_batch_that_fills_up_does_not_wake_it() -> None:
         made.observe(tally(256, values))
         made.choose(256, 256, 4 * 256, 4096)
     assert made.asleep
-    for num_requests in (2, 4, 8, 16, 32, 64, 128, *[256] * 200):
+    for num_requests in (4, 16, 40, 72, 128, 200, *[256] * 200):
         for _ in range(2):
             made.observe(tally(num_requests, values))
             made.pass_by(num_requests + 2000, num_requests, 4096)

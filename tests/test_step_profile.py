@@ -18,8 +18,8 @@ ROW_MS, CONTEXT_MS, LOGITS_MS = 0.25, 0.5, 0.125
 
 
 @pytest.fixture
-def profile(monkeypatch: pytest.MonkeyPatch) -> tuple[StepProfile, list[bool]]:
-    """Return a profile of 4 requests at most, and whether graphs are wide by batch."""
+def wide(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return whether graphs are wide just now."""
     wide = [False]
 
     @contextlib.contextmanager
@@ -32,14 +32,18 @@ def profile(monkeypatch: pytest.MonkeyPatch) -> tuple[StepProfile, list[bool]]:
     monkeypatch.setattr(StepProfile, "_on_first_rank", lambda self, work: work())
     logits = [(1, LOGITS_MS), (32, 32 * LOGITS_MS)]
     monkeypatch.setattr(StepProfile, "_time_logits", lambda self: logits)
-    runner = SimpleNamespace(cudagraph_manager=None, max_num_reqs=4, max_num_tokens=20)
-    return StepProfile(runner, 20, None), wide
+    return wide
 
 
-def test_drafts_are_charged_rows_and_requests_contexts(
-    profile: tuple[StepProfile, list[bool]],
-) -> None:
-    made, wide = profile
+def make(max_num_reqs: int) -> StepProfile:
+    runner = SimpleNamespace(
+        cudagraph_manager=None, max_num_reqs=max_num_reqs, max_num_tokens=20
+    )
+    return StepProfile(runner, 20, None)
+
+
+def test_drafts_are_charged_rows_and_requests_contexts(wide: list[bool]) -> None:
+    made = make(4)
     samples, asked = [], []
     for batch in made.batches(GRAPHS):
         tokens, context = batch["num_tokens"], batch["context_len"]
@@ -67,3 +71,32 @@ def test_drafts_are_charged_rows_and_requests_contexts(
     assert costs.drafting(tokens).tolist() == pytest.approx(
         [3 + n * row_ms for n in (1, 8, 13, 20)]
     )
+
+
+@pytest.mark.parametrize(
+    ("max_num_reqs", "graphs", "narrow"),
+    [
+        (2, [4, 8], {4: 2}),
+        (6, [1, 4, 8], {1: 1, 4: 4, 8: 6}),
+        (8, [1, 4, 8], {1: 1, 4: 4, 8: 8}),
+        (1, [], {2: 1}),
+        (12, [1, 4], {1: 1, 4: 4, 7: 7, 11: 11, 17: 12}),
+    ],
+)
+def test_every_number_of_requests_has_its_graph(
+    max_num_reqs: int, graphs: list[int], narrow: dict[int, int], wide: list[bool]
+) -> None:
+    # As many requests as there may be are padded to the next graph: it is measured
+    # with them, and not with more tokens than they have.
+    made = make(max_num_reqs)
+    asked = [
+        (wide[0], batch["num_tokens"], batch["context_len"])
+        for batch in made.batches(graphs)
+    ]
+    plain = {tokens for is_wide, tokens, context in asked if context and not is_wide}
+    assert plain == set(narrow.values())
+    # A step's cost tells its size.
+    samples = [SimpleNamespace(forward_ms=float(tokens)) for _, tokens, _ in asked]
+    costs, _ = made.costs(samples)
+    assert costs.plain.tokens.tolist() == costs.bare.tokens.tolist() == list(narrow)
+    assert costs.plain(np.array([float(max_num_reqs)])) >= max_num_reqs

@@ -40,6 +40,7 @@ class Engine:
         self.contexts: list[int] = []
         self.states = SimpleNamespace(
             max_num_reqs=SLOTS,
+            max_model_len=4096,
             num_speculative_steps=K,
             device=device,
             req_id_to_index={},
@@ -235,6 +236,17 @@ def test_contexts_are_those_of_the_step(device: torch.device) -> None:
     engine.contexts = [512, 2048, 512]
     engine.choose({"a": 1}, {})
     assert engine.manager.policy.context_ratio == 2.0
+
+
+def test_measured_costs_are_milliseconds(device: torch.device) -> None:
+    engine = Engine(device, lag=1)
+    manager = engine.manager
+    assert not manager.costs_are_measured
+    flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
+    measured = StepCosts.without_contexts(flat, flat), [1]
+    manager.profile = SimpleNamespace(costs=lambda samples: measured)  # type: ignore[assignment]
+    manager.set_initial_cost_curves([])
+    assert manager.costs_are_measured
 
 
 def test_wakes_beside_prefills(device: torch.device) -> None:
@@ -495,6 +507,7 @@ def test_the_manager_is_made_only_where_it_trims(
     config.additional_config = {"mrv2_spec": {"trim": trim}}
     states = SimpleNamespace(
         max_num_reqs=SLOTS,
+        max_model_len=4096,
         num_speculative_steps=K,
         device=device,
         _mrv2_spec_draft_values=DraftValues(SLOTS, K, 0, device),

@@ -65,7 +65,11 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
                     scheduler_output.finished_req_ids,
                     scheduler_output.preempted_req_ids or (),
                 )
-            return original(self, scheduler_output, model_runner_output)
+            outputs = original(self, scheduler_output, model_runner_output)
+            if ledger is not None:
+                # Of earlier steps: nothing may come after this one.
+                _send(self, ledger, outputs, self.spec_decode_metrics_level != "none")
+            return outputs
         if ledger is None:
             ledger = Ledger(self.num_spec_tokens)
             setattr(self, _LEDGER, ledger)
@@ -326,7 +330,9 @@ def _wrap_logger_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, vllm_config: Any, engine_index: int = 0) -> None:
         original(self, vllm_config, engine_index)
         # Such as "Engine 000: ", as vLLM's own lines begin.
-        setattr(self.spec_decoding_logging, _ENGINE, self.log_prefix)
+        # A subclass may make it of what it sets up later.
+        prefix = getattr(self, "log_prefix", "")
+        setattr(self.spec_decoding_logging, _ENGINE, prefix)
 
     return __init__
 

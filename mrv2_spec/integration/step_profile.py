@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,11 +56,12 @@ class StepProfile:
         graph_manager = self._runner.cudagraph_manager
         max_num_reqs = self._runner.max_num_reqs
         sizes = self._sizes()
-        narrow = [n for n in sizes if n <= max_num_reqs]
-        yield from self._run("plain", narrow, CONTEXT_LEN)
-        yield from self._run("bare", narrow, 0)
+        # Up to the graph that the most requests are padded to.
+        narrow = sizes[: bisect_left(sizes, max_num_reqs) + 1]
+        yield from self._run("plain", narrow, max_num_reqs, CONTEXT_LEN)
+        yield from self._run("bare", narrow, max_num_reqs, 0)
         with no_one_query_graphs(graph_manager):
-            yield from self._run("drafting", sizes, 0)
+            yield from self._run("drafting", sizes, sizes[-1], 0)
 
     def _sizes(self) -> list[int]:
         # Steps beyond the graphs are measured too: they are launched one by one.
@@ -72,12 +74,12 @@ class StepProfile:
         return sizes
 
     def _run(
-        self, curve: str, sizes: Sequence[int], context_len: int
+        self, curve: str, sizes: Sequence[int], most: int, context_len: int
     ) -> Iterator[dict[str, int]]:
-        for num_tokens in sizes:
+        for size in sizes:
             for _ in range(_REPEATS):
-                self._runs.append((curve, num_tokens))
-                yield {"num_tokens": num_tokens, "context_len": context_len}
+                self._runs.append((curve, size))
+                yield {"num_tokens": min(size, most), "context_len": context_len}
 
     def costs(self, samples: Sequence[Any]) -> tuple[StepCosts, list[int]]:
         """Return the costs, the same on all ranks, and the sizes of the graphs.

@@ -102,6 +102,8 @@ class TrimManager:
         guess = CostCurve.guess(req_states.device.type)
         self.policy = DraftPolicy(StepCosts.without_contexts(guess, guess), may_sleep)
         self._has_bare_steps = may_sleep and async_scheduling
+        # vLLM's dummy steps keep to the model's length.
+        self._context_len = min(CONTEXT_LEN, req_states.max_model_len - 1)
         self.profile: StepProfile | None = None
         self.speaks = speaks
         explains = settings.trim_explain and speaks
@@ -144,7 +146,7 @@ class TrimManager:
         # Of the requests that were there before: new ones have none yet.
         contexts = scheduler_output.scheduled_cached_reqs.num_computed_tokens
         if contexts:
-            policy.context_ratio = sum(contexts) / len(contexts) / CONTEXT_LEN
+            policy.context_ratio = sum(contexts) / len(contexts) / self._context_len
         drafts = scheduler_output.scheduled_spec_decode_tokens
         num_tokens = scheduler_output.total_num_scheduled_tokens
         num_reqs = self.num_requests = len(scheduler_output.num_scheduled_tokens)
