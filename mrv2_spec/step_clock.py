@@ -22,7 +22,7 @@ class _Kind:
     def __init__(self) -> None:
         self.steps = 0
         self.mean = 1.0
-        # Steps since drafting is doubted.
+        # Steps since it is known, where no plain ones are.
         self.doubted = 0
 
     def note(self, times: float) -> None:
@@ -62,9 +62,9 @@ class StepClock:
                 beside a prefill.
         """
         last, self._last_ms = self._last_ms, now_ms
-        doubted = self._doubted(num_requests)
-        if doubted is not None:
-            doubted.doubted += 1
+        drafting = self._seen(True, num_requests)
+        if drafting is not None and self._seen(False, num_requests) is None:
+            drafting.doubted += 1
         same_batch = self._last_requests == num_requests
         self._last_requests = num_requests
         if last is None or expected_ms <= 0 or not same_batch:
@@ -90,22 +90,19 @@ class StepClock:
         Returns:
             The factor; 1 where too little is known.
         """
-        doubted = self._doubted(num_requests)
-        if doubted is not None:
-            left = max(1.0 - doubted.doubted / _STEPS_TO_FADE, 0.0)
-            doubt: float = (max(doubted.mean, 1.0) * _DOUBT) ** left
-            return doubt if measured else 1.0
-        bucket = num_requests.bit_length()
-        drafting = self._kinds.get((True, bucket))
-        if drafting is None or drafting.steps < _LEAST_STEPS:
+        drafting = self._seen(True, num_requests)
+        if drafting is None:
             return 1.0
-        return drafting.mean / self._kinds[False, bucket].mean
+        plain = self._seen(False, num_requests)
+        if plain is not None:
+            return drafting.mean / plain.mean
+        if not measured:
+            return 1.0
+        left = max(1.0 - drafting.doubted / _STEPS_TO_FADE, 0.0)
+        doubt: float = (max(drafting.mean, 1.0) * _DOUBT) ** left
+        return doubt
 
-    def _doubted(self, num_requests: int) -> _Kind | None:
-        """Return what is known of steps with drafts, if nothing is of plain ones."""
-        bucket = num_requests.bit_length()
-        drafting = self._kinds.get((True, bucket))
-        plain = self._kinds.get((False, bucket))
-        if drafting is None or drafting.steps < _LEAST_STEPS:
-            return None
-        return drafting if plain is None or plain.steps < _LEAST_STEPS else None
+    def _seen(self, verifies_drafts: bool, num_requests: int) -> _Kind | None:
+        """Return what is known of a kind of step, if that is enough."""
+        kind = self._kinds.get((verifies_drafts, num_requests.bit_length()))
+        return kind if kind is not None and kind.steps >= _LEAST_STEPS else None

@@ -103,11 +103,7 @@ def test_prompts_are_charged_what_their_rows_cost_beside_drafts() -> None:
 
 def test_a_few_steps_of_large_gain_do_not_decide() -> None:
     # One step in six gains tenfold: by itself that would be a mean of 2.5.
-    made = policy(costs(4.6, 0.0228))
-    steps_until(made, True, BAD)
-    for _ in range(3):
-        steps_until(made, False, GOOD)
-        steps_until(made, True, BAD)
+    made = woken_in_vain()
     for _ in range(100):
         made.gain = 10.0
         made._maybe_wake(256)
@@ -118,11 +114,7 @@ def test_a_few_steps_of_large_gain_do_not_decide() -> None:
 
 
 def test_small_batches_that_come_and_go_wake_it(rng: random.Random) -> None:
-    made = policy(costs(4.6, 0.0228))
-    for _ in range(3):
-        steps_until(made, True, BAD)
-        steps_until(made, False, GOOD)
-    steps_until(made, True, BAD)
+    made = woken_in_vain()
     num_requests = 4
     for step in range(400):
         if step % 4 == 0:
@@ -276,6 +268,16 @@ def test_waking_for_nothing_makes_it_sleep_deeper() -> None:
     assert steps_until(made, False, GOOD) < 40
 
 
+def woken_in_vain() -> DraftPolicy:
+    """Return a policy that sleeps, after waking three times for nothing."""
+    made = policy(costs(4.6, 0.0228))
+    steps_until(made, True, BAD)
+    for _ in range(3):
+        steps_until(made, False, GOOD)
+        steps_until(made, True, BAD)
+    return made
+
+
 def run(made: DraftPolicy, step: np.ndarray, steps: int) -> int:
     """Return how many of some such steps found it asleep."""
     asleep = 0
@@ -302,23 +304,14 @@ def test_bad_moments_of_a_text_that_pays_change_nothing() -> None:
 
 
 def test_good_moments_of_a_text_that_does_not_pay_change_nothing() -> None:
-    made = policy(costs(4.6, 0.0228))
-    steps_until(made, True, BAD)
-    # What waking takes after it was in vain.
-    for _ in range(3):
-        steps_until(made, False, GOOD)
-        steps_until(made, True, BAD)
+    made = woken_in_vain()
     for _ in range(40):
         assert run(made, GOOD, 2) == 2
         assert run(made, BAD, 30) == 30
 
 
 def test_it_wakes_for_a_text_that_pays_though_not_in_every_step() -> None:
-    made = policy(costs(4.6, 0.0228))
-    steps_until(made, True, BAD)
-    for _ in range(3):
-        steps_until(made, False, GOOD)
-        steps_until(made, True, BAD)
+    made = woken_in_vain()
     asleep = [run(made, GOOD, 8) + run(made, BAD, 4) for _ in range(20)]
     assert sum(asleep[10:]) == 0, asleep
 

@@ -225,7 +225,7 @@ def runs(grid: Grid) -> str:
             commits = listed(sorted({str(p.commit) for p in points}))
             where = f"{gpu or 'CPU'}, driver {driver}, torch {torch}, vLLM {vllm}"
             commands = listed(f"`{c}`" for c in sorted({p.command for p in points}))
-            host = spread([p.host_ms for p in points if p.host_ms is not None])
+            host = _range([p.host_ms for p in points if p.host_ms is not None])
             rows.append((run, commits, len(points), arms, where, host, commands))
     if not rows:
         return EMPTY
@@ -235,7 +235,7 @@ def runs(grid: Grid) -> str:
     return table(head, rows)
 
 
-def spread(values: list[float]) -> str:
+def _range(values: list[float]) -> str:
     """Return the least and the largest of some values."""
     if not values:
         return NOTHING

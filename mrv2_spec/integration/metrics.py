@@ -20,7 +20,7 @@ from mrv2_spec.integration.patching import Patch, PatchField
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.metrics.ledger import Ledger
 from mrv2_spec.metrics.log_line import log_line
-from mrv2_spec.metrics.step import Int32Array
+from mrv2_spec.metrics.step import Int32Array, StepCounts
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
@@ -57,53 +57,68 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         step = getattr(model_runner_output, STEP_COUNTS, None)
         ledger = ledger_of(self)
-        if step is None:
-            if ledger is not None:
-                # Whatever was verified is lost, but who came and went is known.
-                ledger.skip(
-                    {data.req_id for data in scheduler_output.scheduled_new_reqs},
-                    scheduler_output.finished_req_ids,
-                    scheduler_output.preempted_req_ids or (),
-                )
-            outputs = original(self, scheduler_output, model_runner_output)
-            if ledger is not None:
-                # Of earlier steps: nothing may come after this one.
-                _send(self, ledger, outputs, self.spec_decode_metrics_level != "none")
-            return outputs
-        if ledger is None:
-            ledger = Ledger(self.num_spec_tokens)
-            setattr(self, _LEDGER, ledger)
-        req_ids = model_runner_output.req_ids
-        dropped = _dropped(self.requests, req_ids)
-        verified = ledger.book(
-            step,
-            req_ids,
-            new={data.req_id for data in scheduler_output.scheduled_new_reqs},
-            finished=scheduler_output.finished_req_ids,
-            dropped=dropped,
-            cuts=_take_cuts(self, req_ids),
-        )
-        for_requests = self.spec_decode_metrics_level != "none"
-        scheduled = scheduler_output.scheduled_spec_decode_tokens
-        if scheduled and for_requests:
-            _tell_vllm(scheduler_output, req_ids, verified.tolist())
-        if scheduled and self.log_stats:
-            found = step.num_sampled > 0
-            if len(scheduled) < len(req_ids):
-                found &= [req_id in scheduled for req_id in req_ids]
-            found[dropped] = False
-            stats = _step_stats(
-                self.num_spec_tokens, verified[found], step.num_sampled[found]
+        if step is not None:
+            if ledger is None:
+                ledger = Ledger(self.num_spec_tokens)
+                setattr(self, _LEDGER, ledger)
+            _book(self, ledger, step, scheduler_output, model_runner_output.req_ids)
+        elif ledger is not None:
+            # Whatever was verified is lost, but who came and went is known.
+            ledger.skip(
+                _new(scheduler_output),
+                scheduler_output.finished_req_ids,
+                scheduler_output.preempted_req_ids or (),
             )
-            setattr(self, _STEP_STATS, stats)
         try:
             outputs = original(self, scheduler_output, model_runner_output)
         finally:
             setattr(self, _STEP_STATS, None)
-        _send(self, ledger, outputs, for_requests)
+        if ledger is not None:
+            # Without counts of its own, too: nothing may come after this step.
+            _send(self, ledger, outputs)
         return outputs
 
     return update_from_output
+
+
+def _new(scheduler_output: Any) -> set[str]:
+    return {data.req_id for data in scheduler_output.scheduled_new_reqs}
+
+
+def _book(
+    scheduler: Any,
+    ledger: Ledger,
+    step: StepCounts,
+    scheduler_output: Any,
+    req_ids: list[str],
+) -> None:
+    """Book a step, and lay out what vLLM is about to ask of it."""
+    dropped = _dropped(scheduler.requests, req_ids)
+    verified = ledger.book(
+        step,
+        req_ids,
+        new=_new(scheduler_output),
+        finished=scheduler_output.finished_req_ids,
+        dropped=dropped,
+        cuts=_take_cuts(scheduler, req_ids),
+    )
+    scheduled = scheduler_output.scheduled_spec_decode_tokens
+    if scheduled and _tells_requests(scheduler):
+        _tell_vllm(scheduler_output, req_ids, verified.tolist())
+    if scheduled and scheduler.log_stats:
+        found = step.num_sampled > 0
+        if len(scheduled) < len(req_ids):
+            found &= [req_id in scheduled for req_id in req_ids]
+        found[dropped] = False
+        stats = _step_stats(
+            scheduler.num_spec_tokens, verified[found], step.num_sampled[found]
+        )
+        setattr(scheduler, _STEP_STATS, stats)
+
+
+def _tells_requests(scheduler: Any) -> bool:
+    """Tell whether replies say what their request's drafts came to."""
+    return bool(scheduler.spec_decode_metrics_level != "none")
 
 
 def _dropped(requests: Any, req_ids: list[str]) -> list[int]:
@@ -193,11 +208,10 @@ def _wrap_make_stats(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_spec_decoding_stats
 
 
-def _send(
-    scheduler: Any, ledger: Ledger, outputs: dict[int, Any], for_requests: bool
-) -> None:
+def _send(scheduler: Any, ledger: Ledger, outputs: dict[int, Any]) -> None:
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
+    for_requests = _tells_requests(scheduler)
     for output in outputs.values():
         stats = output.scheduler_stats
         if stats is not None and _is_due(scheduler):
@@ -329,8 +343,8 @@ def _wrap_to_dict(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_logger_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, vllm_config: Any, engine_index: int = 0) -> None:
         original(self, vllm_config, engine_index)
-        # Such as "Engine 000: ", as vLLM's own lines begin.
-        # A subclass may make it of what it sets up later.
+        # Such as "Engine 000: ", as vLLM's own lines begin; a subclass may make it of
+        # what it sets up later.
         prefix = getattr(self, "log_prefix", "")
         setattr(self.spec_decoding_logging, _ENGINE, prefix)
 

@@ -76,25 +76,21 @@ class Ledger:
         if slots.shape[0] == 0:
             return slots.astype(np.int32)
         self._begin(slots, req_ids, new)
+        counted = step.is_round
+        if dropped:
+            counted = counted.copy()
+            counted[list(dropped)] = False
         drafts = step.drafts
         if drafts is None:
-            counted = step.is_round
-            if dropped:
-                counted = counted.copy()
-                counted[list(dropped)] = False
             self._add_bare(slots[counted])
             return np.zeros(slots.shape[0], dtype=np.int32)
         if cuts:
             self._cut(step, req_ids, cuts)
         lengths, fillers = settle(step, drafts, self.num_drafts)
         sources = np.minimum(np.maximum(drafts[2], 0), len(SOURCES) - 1)
-        counted = step.is_round
-        if dropped:
-            counted = counted.copy()
-            for i in dropped:
-                if counted[i]:
-                    self._lose(req_ids[i], int(lengths[PROPOSED, i]), int(sources[i]))
-            counted[list(dropped)] = False
+        for i in dropped:
+            if step.is_round[i]:
+                self._lose(req_ids[i], int(lengths[PROPOSED, i]), int(sources[i]))
         which = np.flatnonzero(counted)
         if which.shape[0] > 0:
             self._add(slots[which], lengths[:, which], sources[which],
