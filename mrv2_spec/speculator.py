@@ -17,6 +17,7 @@ from mrv2_spec.views import StepInputs, TokenRows
 # Of so many steps whose drafts nobody verifies, the first two draft: a draft is judged
 # in the step after it was made.
 IDLE_PERIOD = 8
+_STEPS_THAT_LOOK = 2
 
 
 class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
@@ -115,6 +116,22 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     def capture(self) -> None:
         """Do nothing: drafting is not captured."""
 
+    def passes_by(self, num_speculative_tokens: int) -> bool:
+        """Take note of a step in which :meth:`propose` would do nothing.
+
+        Returns:
+            Whether it is such a step. Then ``propose`` need not be called for it.
+        """
+        if (
+            num_speculative_tokens > 0
+            or not self.draft_values.asleep
+            or self.has_pending_drafts
+            or (self._idle_steps + 1) % IDLE_PERIOD < _STEPS_THAT_LOOK
+        ):
+            return False
+        self._idle_steps += 1
+        return True
+
     # Not `torch.inference_mode`: the runner is in it, and entering it again takes time.
     def propose(
         self,
@@ -153,7 +170,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             # Nobody will verify them. They are made in some of the steps all the same,
             # to be compared with what comes: that tells when verifying would pay.
             self._idle_steps += 1
-            if self._idle_steps % IDLE_PERIOD >= 2:
+            if self._idle_steps % IDLE_PERIOD >= _STEPS_THAT_LOOK:
                 if self.has_pending_drafts:
                     self.num_valid_drafts_for_trim.zero_()
                     self.has_pending_drafts = False

@@ -1,9 +1,14 @@
 """How long steps take by the clock, beside what they should cost."""
 
+import math
+from collections import deque
+from statistics import median
+
 # Steps of one kind and about one number of requests before they tell anything.
 _LEAST_STEPS = 8
-# What is known is about the mean of so many steps.
-_STEPS_AVERAGED = 32
+# What is known is the median of the last so many: a few steps that waited for
+# something, such as a kernel's first launch, say nothing of the others.
+_STEPS_KEPT = 32
 # A step longer than this many times what such steps took waited for something else.
 # Not many times its cost: where nothing could be measured, costs have no unit.
 _MOST_TIMES = 4.0
@@ -11,23 +16,34 @@ _MOST_TIMES = 4.0
 # were seen. Where drafting gains less than that, it stops until they were; the doubt
 # fades as well, as beside prompts no step tells anything.
 _DOUBT = 1.25
-# What was learned of a kind of step fades with so many steps of the other kind: a bad
-# moment must not keep drafting off for ever.
+# What was learned of a kind of step fades in about so many steps of the other kind: a
+# bad moment must not keep drafting off for ever.
 _STEPS_TO_FADE = 1000
 
 
 class _Kind:
-    """Steps with drafts or without, of about one number of requests."""
+    """Steps with drafts or without, of about one number of requests.
+
+    Attributes:
+        typical: by how much they exceed their cost.
+        last: the number of the last one, of all steps that told something.
+        doubted: steps since it is known, while no plain ones are.
+    """
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.mean = 1.0
-        # Steps since it is known, where no plain ones are.
+        self._times: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self.typical = 1.0
+        self.last = 0
         self.doubted = 0
 
-    def note(self, times: float) -> None:
-        self.steps = min(self.steps + 1, _STEPS_AVERAGED)
-        self.mean += (times - self.mean) / self.steps
+    @property
+    def is_known(self) -> bool:
+        return len(self._times) >= _LEAST_STEPS
+
+    def note(self, times: float, number: int) -> None:
+        self._times.append(times)
+        self.typical = median(self._times)
+        self.last = number
 
 
 class StepClock:
@@ -44,6 +60,7 @@ class StepClock:
         self._kinds: dict[tuple[bool, int], _Kind] = {}
         self._last_ms: float | None = None
         self._last_requests = 0
+        self._num_told = 0
 
     def note(
         self,
@@ -62,22 +79,19 @@ class StepClock:
                 beside a prefill.
         """
         last, self._last_ms = self._last_ms, now_ms
-        drafting = self._seen(True, num_requests)
-        if drafting is not None and self._seen(False, num_requests) is None:
+        drafting = self._known(True, num_requests)
+        if drafting is not None and self._known(False, num_requests) is None:
             drafting.doubted += 1
         same_batch = self._last_requests == num_requests
         self._last_requests = num_requests
         if last is None or expected_ms <= 0 or not same_batch:
             return
-        times = (now_ms - last) / expected_ms
         bucket = num_requests.bit_length()
         kind = self._kinds.setdefault((verifies_drafts, bucket), _Kind())
-        if kind.steps >= _LEAST_STEPS and times > _MOST_TIMES * kind.mean:
-            return
-        kind.note(times)
-        other = self._kinds.get((not verifies_drafts, bucket))
-        if other is not None:
-            other.mean += (kind.mean - other.mean) / _STEPS_TO_FADE
+        times = (now_ms - last) / expected_ms
+        if not kind.is_known or times <= _MOST_TIMES * kind.typical:
+            self._num_told += 1
+            kind.note(times, self._num_told)
 
     def ratio(self, num_requests: int, measured: bool) -> float:
         """Return by how much more than plain steps those with drafts exceed their cost.
@@ -90,19 +104,28 @@ class StepClock:
         Returns:
             The factor; 1 where too little is known.
         """
-        drafting = self._seen(True, num_requests)
+        drafting = self._known(True, num_requests)
         if drafting is None:
             return 1.0
-        plain = self._seen(False, num_requests)
+        plain = self._known(False, num_requests)
         if plain is not None:
-            return drafting.mean / plain.mean
+            # Of moments far apart: the host may have been busier in one of them.
+            apart = abs(drafting.last - plain.last) / _STEPS_TO_FADE
+            return 1.0 + (drafting.typical / plain.typical - 1.0) * math.exp(-apart)
         if not measured:
             return 1.0
         left = max(1.0 - drafting.doubted / _STEPS_TO_FADE, 0.0)
-        doubt: float = (max(drafting.mean, 1.0) * _DOUBT) ** left
+        doubt: float = (max(drafting.typical, 1.0) * _DOUBT) ** left
         return doubt
 
-    def _seen(self, verifies_drafts: bool, num_requests: int) -> _Kind | None:
-        """Return what is known of a kind of step, if that is enough."""
-        kind = self._kinds.get((verifies_drafts, num_requests.bit_length()))
-        return kind if kind is not None and kind.steps >= _LEAST_STEPS else None
+    def _known(self, verifies_drafts: bool, num_requests: int) -> _Kind | None:
+        """Return what is known of a kind of step, or else of a like number of requests.
+
+        A batch that shrinks must not be learned of from the start.
+        """
+        bucket = num_requests.bit_length()
+        for at in (bucket, bucket + 1, bucket - 1):
+            kind = self._kinds.get((verifies_drafts, at))
+            if kind is not None and kind.is_known:
+                return kind
+        return None

@@ -31,9 +31,31 @@ def test_steps_with_drafts_that_cost_more_than_they_should() -> None:
     assert clock.ratio(64, True) == 1.0
     run(clock, 20, 15.0, drafts=True, expected=12.0, now=now)
     assert clock.ratio(64, True) == pytest.approx((15 / 12) / (11 / 10), rel=0.01)
-    # Of other numbers of requests nothing is known.
+    # Of quite other numbers of requests nothing is known.
     assert clock.ratio(8, True) == 1.0
-    assert clock.ratio(100, True) == clock.ratio(64, True)
+    for near in (32, 63, 100, 128, 255):
+        assert clock.ratio(near, True) == clock.ratio(64, True)
+
+
+def test_a_few_long_steps_say_nothing_of_the_others() -> None:
+    # As the first ones do, which compile, and those in which a host looks elsewhere.
+    clock, now = StepClock(), 0.0
+    for i in range(9):
+        now = run(clock, 1, 60.0 if i == 1 else 12.0, drafts=True, now=now)
+    for i in range(40):
+        now = run(clock, 1, 35.0 if i % 5 == 0 else 10.0, drafts=False, now=now)
+    assert clock.ratio(64, True) == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_shrinking_batch_goes_by_what_the_larger_one_told() -> None:
+    clock = StepClock()
+    now = run(clock, 20, 10.0, drafts=False, requests=130)
+    now = run(clock, 20, 13.0, drafts=True, requests=130, now=now)
+    assert clock.ratio(100, True) == pytest.approx(1.3, rel=0.01)
+    # By its own steps as soon as it has some, beside plain ones of the larger.
+    run(clock, 20, 15.0, drafts=True, requests=100, now=now)
+    assert clock.ratio(100, True) == pytest.approx(1.5, rel=0.02)
+    assert clock.ratio(130, True) == pytest.approx(1.3, rel=0.02)
 
 
 def test_too_little_is_nothing() -> None:

@@ -28,6 +28,7 @@ from mrv2_spec.step_costs import CostCurve, StepCosts
 
 K = 4
 SLOTS = 8
+MOST_TOKENS = 400
 
 
 class Engine:
@@ -51,20 +52,19 @@ class Engine:
         self.values = DraftValues(SLOTS, K, 0, device)
         self.lengths = torch.ones(SLOTS, **ints)
         self.rows = torch.zeros(SLOTS, 512, **ints)
+        config = vllm_config()
+        config.scheduler_config.async_scheduling = async_scheduling
+        config.max_concurrent_batches = lag - 1
         self.manager = TrimManager(
+            config,
             SimpleNamespace(num_valid_drafts_for_trim=self.valid),
             self.values,
             self.states,
             self.starts,
             1,
             SLOTS * (K + 1),
-            lag - 1,
             False,
             True,
-            async_scheduling,
-            K,
-            True,
-            Settings(),
         )
         # Rows cost next to nothing: all that is real pays.
         flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
@@ -189,6 +189,24 @@ def test_the_likeliest_drafts_get_the_budget(device: torch.device) -> None:
     engine.manager.draft_budget = 4
     logits, _, _ = engine.manager.reallocate_drafts(["a", "b"], slots)
     assert logits.tolist() == [0, 1, 6]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_drafts_leave_a_full_step_to_the_prompts_that_wait(
+    is_full: bool, device: torch.device
+) -> None:
+    engine = Engine(device, lag=1)
+    requests = "abcde"
+    for slot, req_id in enumerate(requests):
+        engine.add(req_id, slot)
+    engine.draft(list(requests), [K] * 5, 0.9)
+    scheduled = {**dict.fromkeys(requests, K + 1), "prompt": 0}
+    scheduled["prompt"] = MOST_TOKENS - 25 - (0 if is_full else 1)
+    engine.add("prompt", 5)
+    budget, widths = engine.step(scheduled, dict.fromkeys(requests, K))
+    # All 20 are worth their row; of a full step they get a fiftieth of 380.
+    assert budget == (7 if is_full else 20)
+    assert sum(widths) == budget
 
 
 def test_asleep_no_draft_is_verified(device: torch.device) -> None:
@@ -421,7 +439,11 @@ def vllm_config() -> Any:
         compilation_config=SimpleNamespace(
             cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: False)
         ),
-        scheduler_config=SimpleNamespace(async_scheduling=True),
+        scheduler_config=SimpleNamespace(
+            async_scheduling=True,
+            max_num_scheduled_tokens=None,
+            max_num_batched_tokens=MOST_TOKENS,
+        ),
         speculative_config=SimpleNamespace(method="ngram"),
         num_speculative_tokens=K,
         max_concurrent_batches=2,

@@ -22,7 +22,7 @@ from mrv2_spec.integration.verification import COST_RATIO, TrimManager
 from mrv2_spec.step_clock import StepClock
 
 # Beside prompts, places may take one in so many of a step's tokens.
-_SHARE_BESIDE_PROMPTS = 4
+_SHARE_BESIDE_PROMPTS = 8
 
 # On a step's output: a _Report. On the scheduler: the newest one.
 _REPORT = "_mrv2_spec_report"

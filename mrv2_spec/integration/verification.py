@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mrv2_spec.config import Settings, parse_settings
+from mrv2_spec.config import parse_settings
 from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.integration.graphs import drafting_query_len
 from mrv2_spec.integration.patching import Patch
@@ -36,6 +36,9 @@ from mrv2_spec.trimmer import VariableDraftTrimmer
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
+# Of a step that is full, as prompts wait for tokens, drafts get one row in so many: all
+# that waits, waits for them.
+_SHARE_OF_FULL_STEP = 50
 # On a scheduled step: how much dearer steps with drafts are than they should be.
 COST_RATIO = "_mrv2_spec_cost_ratio"
 # Where the start-up line finds, on the request states, what was decided here.
@@ -48,45 +51,42 @@ class TrimManager:
     """Answers the runner's calls with a :class:`VariableDraftTrimmer`.
 
     Args:
+        vllm_config: the engine's configuration.
         speculator: publishes ``num_valid_drafts_for_trim``.
         draft_values: what the drafts are worth.
         req_states: the runner's request states.
         query_start_loc: [max_num_reqs + 1] int32, the runner's device buffer.
         num_bonus_tokens: logits rows of a request beside those of its drafts.
         max_total_logits: the most logits rows that one step may have.
-        max_concurrent_batches: steps that the engine may have in flight.
         returns_admitted_counts: whether ``reallocate_drafts`` has a fourth result
             (vLLM 0.33).
         may_sleep: whether drafts are also made while none is scheduled.
-        async_scheduling: whether none is scheduled while drafting sleeps.
-        num_places: draft places that a request should be scheduled while awake.
-        speaks: whether this rank writes to the log.
-        settings: the plugin's settings.
     """
 
     def __init__(
         self,
+        vllm_config: Any,
         speculator: Any,
         draft_values: DraftValues,
         req_states: Any,
         query_start_loc: torch.Tensor,
         num_bonus_tokens: int,
         max_total_logits: int,
-        max_concurrent_batches: int,
         returns_admitted_counts: bool,
         may_sleep: bool,
-        async_scheduling: bool,
-        num_places: int,
-        speaks: bool,
-        settings: Settings,
     ) -> None:
+        settings = self.settings = parse_settings(vllm_config.additional_config)
+        scheduling = vllm_config.scheduler_config
+        # A step of so many tokens may have cut a prompt short.
+        self._most_tokens: int = (
+            scheduling.max_num_scheduled_tokens or scheduling.max_num_batched_tokens
+        )
         self._req_states = req_states
         self._returns_admitted_counts = returns_admitted_counts
         self._drafter = type(speculator).__name__
         # Rounds of requests whose drafter published what cannot be.
         self.num_impossible = 0
         self.max_total_logits = max_total_logits
-        self.settings = settings
         max_num_reqs = req_states.max_num_reqs
         self._num_valid_drafts = speculator.num_valid_drafts_for_trim
         self._trimmer = VariableDraftTrimmer(
@@ -98,15 +98,19 @@ class TrimManager:
             device=req_states.device,
         )
         self._draft_values = draft_values
-        self._lagged = LaggedCounts(draft_values.tally, max_concurrent_batches + 1)
+        self._lagged = LaggedCounts(
+            draft_values.tally, vllm_config.max_concurrent_batches + 1
+        )
         guess = CostCurve.guess(req_states.device.type)
         self.policy = DraftPolicy(StepCosts.without_contexts(guess, guess), may_sleep)
-        self._has_bare_steps = may_sleep and async_scheduling
+        # Without async scheduling places are scheduled while drafting sleeps, too.
+        self._has_bare_steps = may_sleep and scheduling.async_scheduling
         # vLLM's dummy steps keep to the model's length.
         self._context_len = min(CONTEXT_LEN, req_states.max_model_len - 1)
         self.profile: StepProfile | None = None
-        self.speaks = speaks
-        explains = settings.trim_explain and speaks
+        # Whether this rank writes to the log.
+        self.speaks = _speaks(vllm_config.parallel_config)
+        explains = settings.trim_explain and self.speaks
         self._log = TrimLog(self.policy) if explains else None
         # Of the step in progress: the runner asks for it and uses it in separate calls.
         self.draft_budget = 0
@@ -115,9 +119,9 @@ class TrimManager:
         self.num_requests = 0
         self.expected_ms = 0.0
         self.costs_are_measured = False
-        # Draft places that a request should be scheduled.
-        self._num_wanted = num_places
-        self.num_places = num_places
+        # Draft places that a request should be scheduled: awake, and now.
+        self._num_wanted = drafting_query_len(vllm_config) - 1
+        self.num_places = self._num_wanted
         self._num_drafts: Int32Array = np.zeros(0, dtype=np.int32)
         self._num_scheduled: Int32Array = np.zeros(0, dtype=np.int32)
         # Compile now, with a batch of nothing: no serving step waits for a compiler.
@@ -155,6 +159,8 @@ class TrimManager:
         self.draft_budget = 0
         if drafts:
             most = self._trimmer.max_draft_budget(num_reqs)
+            if num_tokens >= self._most_tokens:
+                most = min(most, num_plain // _SHARE_OF_FULL_STEP)
             self.draft_budget = policy.choose(num_plain, len(drafts), num_drafts, most)
         elif tally is not None and policy.asleep:
             num_decoding = sum(
@@ -322,19 +328,15 @@ def _wrap_create(original: Callable[..., Any]) -> Callable[..., Any]:
         if why_not is not None:
             return None
         return TrimManager(
+            vllm_config,
             speculator,
             draft_values_of(req_states),
             req_states,
             kwargs["query_start_loc"],
             kwargs["num_bonus_tokens"],
             kwargs["max_total_logits"],
-            vllm_config.max_concurrent_batches,
             "copy_admitted_drafts_to_host" in kwargs,
             drafts_unasked(speculator),
-            vllm_config.scheduler_config.async_scheduling,
-            drafting_query_len(vllm_config) - 1,
-            _speaks(vllm_config.parallel_config),
-            settings,
         )
 
     return maybe_create_adaptive_verification_manager

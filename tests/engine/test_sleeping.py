@@ -58,6 +58,7 @@ def test_sleeping_changes_no_token(
         engine=engine,
         async_scheduling=async_scheduling,
         constants=RESTLESS,
+        record=True,
     )
     assert outputs(result) == expected
     fell_asleep, woke = sleeps(result["log"])
@@ -66,6 +67,9 @@ def test_sleeping_changes_no_token(
     assert totals["accepted"] > 0
     # Steps without any draft count too, though nothing is gathered for them. A filler
     # may be right, and what is accepted past a request's end nobody gets.
+    # Most steps asleep do not ask the drafter at all; without async scheduling none is.
+    asked = sum(len(one["emitted"]) for step in result["records"] for one in step)
+    assert (asked < 3 * NUM_TOKENS) == async_scheduling, asked
     decoded = sum(len(tokens) - 1 for tokens in expected)
     most_saved = totals["accepted"] + totals["fillers"]
     assert decoded - most_saved <= totals["rounds"] <= decoded
