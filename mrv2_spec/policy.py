@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mrv2_spec.kernels.value_drafts import BIN_STEPS_PER_OCTAVE, NUM_BINS, ROUNDS
+from mrv2_spec.step_clock import CostRatios
 from mrv2_spec.step_costs import Floats, StepCosts
 
 # What a draft of each bin is worth: the middle of the bin, in octaves.
@@ -98,10 +99,11 @@ class DraftPolicy:
 
     Attributes:
         asleep: whether no draft places need be scheduled.
-        gain: tokens per ms of the best budget last looked at, over those without.
+        gain: tokens per ms of the best budget last looked at, over those of a plain
+            step.
         expected_accepted: the value of the places last chosen.
-        cost_ratio: by how much steps with drafts were found to exceed their costs,
-            beside plain ones.
+        cost_ratios: by how much steps with drafts, or with places for some, were found
+            to exceed their costs, beside plain ones.
         context_ratio: the mean context of the requests, in measured ones.
     """
 
@@ -109,7 +111,7 @@ class DraftPolicy:
         self.asleep = False
         self.gain = 1.0
         self.expected_accepted = 0.0
-        self.cost_ratio = 1.0
+        self.cost_ratios = CostRatios()
         self.context_ratio = 1.0
         self._may_sleep = may_sleep
         self._curve = ValueCurve()
@@ -208,8 +210,8 @@ class DraftPolicy:
         if self._mean_steps == 0 or more > _OTHER_BATCH * fewer + _FEW_REQUESTS:
             self._mean_requests, self._mean_steps = num_requests, 0
         self._mean_steps = min(self._mean_steps + 1, most_steps)
-        # Without a budget a step gains nothing, and loses nothing.
-        gain = min(max(self.gain, 1.0), _MOST_GAIN)
+        # Without a budget a step gains nothing, and loses what its places cost.
+        gain = min(max(self.gain, 1.0 / self.cost_ratios.places), _MOST_GAIN)
         before = self._mean_gain if self._mean_steps > 1 else 0.0
         self._mean_gain = before + (gain - before) / self._mean_steps
 
@@ -228,9 +230,12 @@ class DraftPolicy:
         rates = (num_requests + accepted) / (self._drafting_ms[totals] + other_ms)
         best = int(rates.argmax())
         plain_rate = num_requests / self.cost_of(num_requests, 0)
-        self.gain = float(rates[best] / plain_rate) / self.cost_ratio
+        gain = float(rates[best] / plain_rate)
+        self.gain = gain / self.cost_ratios.drafts
         self.expected_accepted = float(accepted[best])
-        return int(totals[best]) - num_tokens if self.gain >= _MARGIN else 0
+        # The step has its places already.
+        gain = self.gain * self.cost_ratios.places
+        return int(totals[best]) - num_tokens if gain >= _MARGIN else 0
 
     def _sizes_to_choose(self, num_tokens: int, most: int) -> npt.NDArray[np.int64]:
         # A step is padded to a graph's size: use it up. Beyond the graphs, and without

@@ -2,6 +2,8 @@
 
 import math
 from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
 from statistics import median
 
 # Steps of one kind and about one number of requests before they tell anything.
@@ -21,8 +23,32 @@ _DOUBT = 1.25
 _STEPS_TO_FADE = 1000
 
 
-class _Kind:
-    """Steps with drafts or without, of about one number of requests.
+class StepKind(IntEnum):
+    """What a step of decodes has beside one token a request."""
+
+    # No draft place is scheduled.
+    PLAIN = 0
+    # Places are scheduled, and none is verified: they take the host's time alone.
+    PLACES = 1
+    # Some are verified.
+    DRAFTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CostRatios:
+    """By how much more than plain steps others exceed what they should cost.
+
+    Attributes:
+        drafts: steps that verify some.
+        places: steps that have places for drafts and verify none.
+    """
+
+    drafts: float = 1.0
+    places: float = 1.0
+
+
+class _Known:
+    """Steps of one kind, of about one number of requests.
 
     Attributes:
         typical: by how much they exceed their cost.
@@ -56,45 +82,41 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        # (whether with drafts, about how many requests) -> what they took.
-        self._kinds: dict[tuple[bool, int], _Kind] = {}
+        # (kind, about how many requests) -> what they took.
+        self._kinds: dict[tuple[StepKind, int], _Known] = {}
         self._last_ms: float | None = None
         self._last_requests = 0
         self._num_told = 0
 
     def note(
-        self,
-        now_ms: float,
-        num_requests: int,
-        verifies_drafts: bool,
-        expected_ms: float,
+        self, now_ms: float, num_requests: int, kind: StepKind, expected_ms: float
     ) -> None:
         """Take in a step that was just done.
 
         Args:
             now_ms: the clock.
             num_requests: of the step.
-            verifies_drafts: whether it verified any.
+            kind: of the step.
             expected_ms: what it should have cost; 0 where that cannot be said, as
                 beside a prefill.
         """
         last, self._last_ms = self._last_ms, now_ms
-        drafting = self._known(True, num_requests)
-        if drafting is not None and self._known(False, num_requests) is None:
+        drafting = self._known(StepKind.DRAFTS, num_requests)
+        if drafting is not None and self._known(StepKind.PLAIN, num_requests) is None:
             drafting.doubted += 1
         same_batch = self._last_requests == num_requests
         self._last_requests = num_requests
         if last is None or expected_ms <= 0 or not same_batch:
             return
-        bucket = num_requests.bit_length()
-        kind = self._kinds.setdefault((verifies_drafts, bucket), _Kind())
+        key = (kind, num_requests.bit_length())
+        known = self._kinds.setdefault(key, _Known())
         times = (now_ms - last) / expected_ms
-        if not kind.is_known or times <= _MOST_TIMES * kind.typical:
+        if not known.is_known or times <= _MOST_TIMES * known.typical:
             self._num_told += 1
-            kind.note(times, self._num_told)
+            known.note(times, self._num_told)
 
-    def ratio(self, num_requests: int, measured: bool) -> float:
-        """Return by how much more than plain steps those with drafts exceed their cost.
+    def ratios(self, num_requests: int, measured: bool) -> CostRatios:
+        """Return by how much more than plain steps others exceed their cost.
 
         Args:
             num_requests: of a step.
@@ -102,30 +124,35 @@ class StepClock:
                 plain steps are doubted until some were seen.
 
         Returns:
-            The factor; 1 where too little is known.
+            The factors; 1 where too little is known.
         """
-        drafting = self._known(True, num_requests)
-        if drafting is None:
-            return 1.0
-        plain = self._known(False, num_requests)
-        if plain is not None:
-            # Of moments far apart: the host may have been busier in one of them.
-            apart = abs(drafting.last - plain.last) / _STEPS_TO_FADE
-            return 1.0 + (drafting.typical / plain.typical - 1.0) * math.exp(-apart)
-        if not measured:
-            return 1.0
-        left = max(1.0 - drafting.doubted / _STEPS_TO_FADE, 0.0)
-        doubt: float = (max(drafting.typical, 1.0) * _DOUBT) ** left
-        return doubt
+        plain = self._known(StepKind.PLAIN, num_requests)
+        drafts = self._known(StepKind.DRAFTS, num_requests)
+        places = self._known(StepKind.PLACES, num_requests)
+        if plain is None:
+            if drafts is None or not measured:
+                return CostRatios()
+            left = max(1.0 - drafts.doubted / _STEPS_TO_FADE, 0.0)
+            return CostRatios(drafts=(max(drafts.typical, 1.0) * _DOUBT) ** left)
+        return CostRatios(
+            1.0 if drafts is None else _beside(drafts, plain),
+            1.0 if places is None else _beside(places, plain),
+        )
 
-    def _known(self, verifies_drafts: bool, num_requests: int) -> _Kind | None:
+    def _known(self, kind: StepKind, num_requests: int) -> _Known | None:
         """Return what is known of a kind of step, or else of a like number of requests.
 
         A batch that shrinks must not be learned of from the start.
         """
         bucket = num_requests.bit_length()
         for at in (bucket, bucket + 1, bucket - 1):
-            kind = self._kinds.get((verifies_drafts, at))
-            if kind is not None and kind.is_known:
-                return kind
+            known = self._kinds.get((kind, at))
+            if known is not None and known.is_known:
+                return known
         return None
+
+
+def _beside(known: _Known, plain: _Known) -> float:
+    # Of moments far apart: the host may have been busier in one of them.
+    apart = abs(known.last - plain.last) / _STEPS_TO_FADE
+    return 1.0 + (known.typical / plain.typical - 1.0) * math.exp(-apart)

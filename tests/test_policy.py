@@ -13,6 +13,7 @@ from mrv2_spec.kernels.value_drafts import (
     bin_edges,
 )
 from mrv2_spec.policy import DraftPolicy
+from mrv2_spec.step_clock import CostRatios
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
 GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
@@ -193,8 +194,43 @@ def test_steps_that_were_dearer_than_reckoned() -> None:
     made = policy(costs(4.6, 0.0228))
     assert settle(made, 64, values) > 0
     assert made.gain > 1.05
-    made.cost_ratio = 2.0
+    made.cost_ratios = CostRatios(drafts=2.0)
     assert made.choose(64, 64, 64 * K, 4096) == 0
+
+
+def test_places_that_are_there_already_are_not_paid_for_again() -> None:
+    values = tally(64, [0.6] * 3)
+    made = policy(costs(4.6, 0.0228))
+    budget = settle(made, 64, values)
+    gain = made.gain
+    assert budget > 0 and 1.1 < gain < 1.9
+    # Nearly all that drafts cost more than they should are their places.
+    made.cost_ratios = CostRatios(drafts=2.0, places=1.9)
+    assert made.choose(64, 64, 64 * K, 4096) == budget
+    assert made.gain == pytest.approx(gain / 2)
+    # As many steps as it takes, and it leaves them out.
+    for _ in range(100):
+        made.choose(64, 64, 64 * K, 4096)
+    assert made.asleep
+
+
+def test_places_that_bring_nothing_put_drafting_to_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the steps gain a tenth: that pays if places cost nothing."""
+    # A step's values are not those of the mean.
+    monkeypatch.setattr("mrv2_spec.policy._MIN_STEPS_AVERAGED", 1)
+    monkeypatch.setattr("mrv2_spec.policy._MAX_STEPS_AVERAGED", 1)
+    pays, nothing = tally(64, [0.6] * 3), tally(64, [])
+    asleep = {}
+    for places in (1.0, 1.2):
+        made = policy(costs(4.6, 0.0228))
+        made.cost_ratios = CostRatios(drafts=places, places=places)
+        for step in range(200):
+            made.observe(pays if step % 2 else nothing)
+            made.choose(64, 64, 64 * K, 4096)
+        asleep[places] = made.asleep
+    assert asleep == {1.0: False, 1.2: True}
 
 
 def test_costs_of_steps() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from mrv2_spec.kernels.value_drafts import ROUNDS, TALLY_WIDTH
 from mrv2_spec.policy import DraftPolicy
-from mrv2_spec.step_clock import StepClock
+from mrv2_spec.step_clock import CostRatios, StepClock, StepKind
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
 
@@ -14,27 +14,31 @@ def run(
     steps: int,
     ms: float,
     *,
-    drafts: bool,
+    drafts: bool = False,
+    places: bool = False,
     requests: int = 64,
     expected: float = 10.0,
     now: float = 0.0,
 ) -> float:
+    kind = StepKind.PLACES if places else StepKind.PLAIN
     for _ in range(steps):
         now += ms
-        clock.note(now, requests, drafts, expected)
+        clock.note(now, requests, StepKind.DRAFTS if drafts else kind, expected)
     return now
 
 
 def test_steps_with_drafts_that_cost_more_than_they_should() -> None:
     clock = StepClock()
     now = run(clock, 20, 11.0, drafts=False)
-    assert clock.ratio(64, True) == 1.0
+    assert clock.ratios(64, True).drafts == 1.0
     run(clock, 20, 15.0, drafts=True, expected=12.0, now=now)
-    assert clock.ratio(64, True) == pytest.approx((15 / 12) / (11 / 10), rel=0.01)
+    assert clock.ratios(64, True).drafts == pytest.approx(
+        (15 / 12) / (11 / 10), rel=0.01
+    )
     # Of quite other numbers of requests nothing is known.
-    assert clock.ratio(8, True) == 1.0
+    assert clock.ratios(8, True).drafts == 1.0
     for near in (32, 63, 100, 128, 255):
-        assert clock.ratio(near, True) == clock.ratio(64, True)
+        assert clock.ratios(near, True).drafts == clock.ratios(64, True).drafts
 
 
 def test_a_few_long_steps_say_nothing_of_the_others() -> None:
@@ -44,38 +48,50 @@ def test_a_few_long_steps_say_nothing_of_the_others() -> None:
         now = run(clock, 1, 60.0 if i == 1 else 12.0, drafts=True, now=now)
     for i in range(40):
         now = run(clock, 1, 35.0 if i % 5 == 0 else 10.0, drafts=False, now=now)
-    assert clock.ratio(64, True) == pytest.approx(1.2, rel=0.02)
+    assert clock.ratios(64, True).drafts == pytest.approx(1.2, rel=0.02)
 
 
 def test_a_shrinking_batch_goes_by_what_the_larger_one_told() -> None:
     clock = StepClock()
     now = run(clock, 20, 10.0, drafts=False, requests=130)
     now = run(clock, 20, 13.0, drafts=True, requests=130, now=now)
-    assert clock.ratio(100, True) == pytest.approx(1.3, rel=0.01)
+    assert clock.ratios(100, True).drafts == pytest.approx(1.3, rel=0.01)
     # By its own steps as soon as it has some, beside plain ones of the larger.
     run(clock, 20, 15.0, drafts=True, requests=100, now=now)
-    assert clock.ratio(100, True) == pytest.approx(1.5, rel=0.02)
-    assert clock.ratio(130, True) == pytest.approx(1.3, rel=0.02)
+    assert clock.ratios(100, True).drafts == pytest.approx(1.5, rel=0.02)
+    assert clock.ratios(130, True).drafts == pytest.approx(1.3, rel=0.02)
+
+
+def test_places_that_nobody_verifies_are_a_kind_of_their_own() -> None:
+    clock = StepClock()
+    now = run(clock, 20, 13.0, places=True)
+    # Beside plain steps that nobody saw.
+    assert clock.ratios(64, True) == CostRatios()
+    now = run(clock, 20, 10.0, now=now)
+    now = run(clock, 20, 18.0, drafts=True, expected=15.0, now=now)
+    ratios = clock.ratios(64, True)
+    assert ratios.places == pytest.approx(1.3, rel=0.01)
+    assert ratios.drafts == pytest.approx(1.2, rel=0.01)
 
 
 def test_too_little_is_nothing() -> None:
     clock = StepClock()
     now = run(clock, 20, 11.0, drafts=False)
     run(clock, 5, 30.0, drafts=True, now=now)
-    assert clock.ratio(64, True) == 1.0
+    assert clock.ratios(64, True).drafts == 1.0
 
 
 def test_what_waited_or_cannot_be_reckoned_is_left_out() -> None:
     clock = StepClock()
     now = run(clock, 20, 10.0, drafts=False)
     now = run(clock, 20, 12.0, drafts=True, now=now)
-    before = clock.ratio(64, True)
+    before = clock.ratios(64, True).drafts
     now = run(clock, 20, 500.0, drafts=True, now=now)
     now = run(clock, 20, 20.0, drafts=True, expected=0.0, now=now)
     for requests in range(65, 100):
         # A batch that changes: the step before was another's.
         now = run(clock, 1, 20.0, drafts=True, requests=requests, now=now)
-    assert clock.ratio(64, True) == before
+    assert clock.ratios(64, True).drafts == before
 
 
 def test_costs_without_a_unit() -> None:
@@ -83,37 +99,39 @@ def test_costs_without_a_unit() -> None:
     clock = StepClock()
     now = run(clock, 20, 20.0, drafts=False, expected=1.0)
     run(clock, 20, 60.0, drafts=True, expected=1.5, now=now)
-    assert clock.ratio(64, False) == pytest.approx(2.0, rel=0.03)
+    assert clock.ratios(64, False).drafts == pytest.approx(2.0, rel=0.03)
 
 
 def test_plain_steps_not_seen_yet_are_doubted() -> None:
     # Only if costs were measured: else they say nothing of milliseconds.
     clock = StepClock()
     now = run(clock, 20, 15.0, drafts=True, expected=12.0)
-    assert clock.ratio(64, True) == pytest.approx(15 / 12 * 1.25, rel=0.02)
-    assert clock.ratio(64, False) == 1.0
+    assert clock.ratios(64, True).drafts == pytest.approx(15 / 12 * 1.25, rel=0.02)
+    assert clock.ratios(64, False).drafts == 1.0
     now = run(clock, 4, 13.0, drafts=False, now=now)
-    assert clock.ratio(64, True) == pytest.approx(15 / 12 * 1.25, rel=0.02)
+    assert clock.ratios(64, True).drafts == pytest.approx(15 / 12 * 1.25, rel=0.02)
     run(clock, 4, 13.0, drafts=False, now=now)
     # They, too, were dearer.
-    assert clock.ratio(64, True) == pytest.approx((15 / 12) / (13 / 10), rel=0.01)
+    assert clock.ratios(64, True).drafts == pytest.approx(
+        (15 / 12) / (13 / 10), rel=0.01
+    )
 
 
 def test_drafting_that_costs_less_than_it_should_is_doubted_too() -> None:
     clock = StepClock()
     run(clock, 20, 9.0, drafts=True, expected=12.0)
-    assert clock.ratio(64, True) == pytest.approx(1.25, rel=0.02)
+    assert clock.ratios(64, True).drafts == pytest.approx(1.25, rel=0.02)
 
 
 def test_the_doubt_fades_where_no_plain_step_ever_tells() -> None:
     clock = StepClock()
     now = run(clock, 20, 14.4, drafts=True, expected=12.0)
-    assert clock.ratio(64, True) == pytest.approx(1.2 * 1.25, rel=0.02)
+    assert clock.ratios(64, True).drafts == pytest.approx(1.2 * 1.25, rel=0.02)
     # A prompt in every step.
     now = run(clock, 500, 20.0, drafts=False, expected=0.0, now=now)
-    assert 1.1 < clock.ratio(64, True) < 1.3
+    assert 1.1 < clock.ratios(64, True).drafts < 1.3
     run(clock, 600, 20.0, drafts=False, expected=0.0, now=now)
-    assert clock.ratio(64, True) == 1.0
+    assert clock.ratios(64, True).drafts == 1.0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +156,7 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
     tally[[0, ROUNDS]] = 12, 120
     clock, now, verifying = StepClock(), 0.0, 0
     for _ in range(1000):
-        policy.cost_ratio = clock.ratio(120, True)
+        policy.cost_ratios = clock.ratios(120, True)
         policy.observe(tally)
         if asleep := policy.asleep:
             budget = 0
@@ -148,7 +166,8 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
         expected = policy.cost_of(120, budget)
         now += expected * (plain_ms if asleep else drafting_ms)
         verifying += budget > 0
-        clock.note(now, 120, budget > 0, expected if asleep or budget else 0.0)
+        kind = StepKind.DRAFTS if budget else StepKind.PLACES
+        clock.note(now, 120, StepKind.PLAIN if asleep else kind, expected)
     assert (verifying > 900) if pays else (verifying < 100), verifying
 
 
@@ -156,9 +175,9 @@ def test_fades_while_the_other_kind_runs() -> None:
     clock = StepClock()
     now = run(clock, 40, 10.0, drafts=False)
     now = run(clock, 40, 30.0, drafts=True, now=now)
-    dear = clock.ratio(64, True)
+    dear = clock.ratios(64, True).drafts
     now = run(clock, 1000, 10.0, drafts=False, now=now)
-    faded = clock.ratio(64, True)
+    faded = clock.ratios(64, True).drafts
     assert 1.5 < faded < dear - 0.5
     run(clock, 20000, 10.0, drafts=False, now=now)
-    assert clock.ratio(64, True) == pytest.approx(1.0, abs=0.01)
+    assert clock.ratios(64, True).drafts == pytest.approx(1.0, abs=0.01)

@@ -24,6 +24,7 @@ from mrv2_spec.integration.verification import (
     _wrap_create,
     _wrap_graph_mode,
 )
+from mrv2_spec.step_clock import StepKind
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
 K = 4
@@ -233,18 +234,22 @@ def test_which_steps_tell_what_they_should_cost(
     engine = Engine(device, 1, async_scheduling)
     engine.add("a", 0)
     engine.draft(["a"], [K], 0.9)
+    manager = engine.manager
     assert engine.step({"a": K + 1}, {"a": K})[0] > 0
-    assert engine.manager.expected_ms == pytest.approx(1.0, abs=0.01)
+    assert manager.kind is StepKind.DRAFTS
+    assert manager.expected_ms == pytest.approx(1.0, abs=0.01)
     for _ in range(100):
         engine.draft(["a"], [0])
         budget, _ = engine.step({"a": K + 1}, {"a": K})
     # Its places took the host's time. Without async scheduling all steps have them.
     assert budget == 0
-    assert (engine.manager.expected_ms > 0) == (not async_scheduling)
+    assert manager.kind is (StepKind.PLACES if async_scheduling else StepKind.PLAIN)
+    assert manager.expected_ms > 0
     engine.choose({"a": 1}, {})
-    assert engine.manager.expected_ms > 0
+    assert manager.kind is StepKind.PLAIN
+    assert manager.expected_ms > 0
     engine.choose({"a": 1, "b": 300}, {})
-    assert engine.manager.expected_ms == 0
+    assert manager.expected_ms == 0
 
 
 def test_contexts_are_those_of_the_step(device: torch.device) -> None:

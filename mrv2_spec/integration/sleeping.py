@@ -18,8 +18,8 @@ from typing import Any
 
 from mrv2_spec.integration.patching import Patch
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
-from mrv2_spec.integration.verification import COST_RATIO, TrimManager
-from mrv2_spec.step_clock import StepClock
+from mrv2_spec.integration.verification import COST_RATIOS, TrimManager
+from mrv2_spec.step_clock import StepClock, StepKind
 
 # Beside prompts, places may take one in so many of a step's tokens.
 _SHARE_BESIDE_PROMPTS = 8
@@ -37,14 +37,14 @@ class _Report:
     Attributes:
         num_places: draft places that a request should have.
         num_requests: of the step.
-        verifies_drafts: whether it had any.
+        kind: of the step.
         expected_ms: what it should have cost; 0 where that cannot be said.
         costs_are_measured: whether that is in milliseconds.
     """
 
     num_places: int
     num_requests: int
-    verifies_drafts: bool
+    kind: StepKind
     expected_ms: float
     costs_are_measured: bool
 
@@ -58,7 +58,7 @@ def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
             report = _Report(
                 manager.num_places,
                 manager.num_requests,
-                manager.draft_budget > 0,
+                manager.kind,
                 manager.expected_ms,
                 manager.costs_are_measured,
             )
@@ -82,7 +82,7 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
             clock.note(
                 time.perf_counter() * 1000,
                 report.num_requests,
-                report.verifies_drafts,
+                report.kind,
                 report.expected_ms,
             )
         return original(self, scheduler_output, model_runner_output)
@@ -128,10 +128,10 @@ def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
                 places = min(places, report.num_places)
             scheduler_output.num_spec_tokens_to_schedule = places
             clock: StepClock = getattr(self, _CLOCK)
-            ratio = clock.ratio(
+            ratios = clock.ratios(
                 len(scheduler_output.num_scheduled_tokens), report.costs_are_measured
             )
-            setattr(scheduler_output, COST_RATIO, ratio)
+            setattr(scheduler_output, COST_RATIOS, ratios)
         return original(self, scheduler_output)
 
     return _update_after_schedule

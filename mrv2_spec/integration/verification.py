@@ -30,6 +30,7 @@ from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.kernels.value_drafts import IMPOSSIBLE
 from mrv2_spec.lagged_counts import LaggedCounts
 from mrv2_spec.policy import DraftPolicy
+from mrv2_spec.step_clock import CostRatios, StepKind
 from mrv2_spec.step_costs import CONTEXT_LEN, CostCurve, StepCosts
 from mrv2_spec.trim_log import TrimLog
 from mrv2_spec.trimmer import VariableDraftTrimmer
@@ -40,7 +41,7 @@ logger = logging.getLogger("vllm.mrv2_spec")
 # that waits, waits for them.
 _SHARE_OF_FULL_STEP = 50
 # On a scheduled step: how much dearer steps with drafts are than they should be.
-COST_RATIO = "_mrv2_spec_cost_ratio"
+COST_RATIOS = "_mrv2_spec_cost_ratios"
 # Where the start-up line finds, on the request states, what was decided here.
 _WHY_NOT_TRIMMED = "_mrv2_spec_why_not_trimmed"
 
@@ -118,6 +119,7 @@ class TrimManager:
         self._num_plain = 0
         self.num_requests = 0
         self.expected_ms = 0.0
+        self.kind = StepKind.PLAIN
         self.costs_are_measured = False
         # Draft places that a request should be scheduled: awake, and now.
         self._num_wanted = drafting_query_len(vllm_config) - 1
@@ -146,7 +148,7 @@ class TrimManager:
         if tally is not None:
             policy.observe(tally)
             self._note_impossible(int(tally[IMPOSSIBLE]))
-        policy.cost_ratio = getattr(scheduler_output, COST_RATIO, 1.0)
+        policy.cost_ratios = getattr(scheduler_output, COST_RATIOS, CostRatios())
         # Of the requests that were there before: new ones have none yet.
         contexts = scheduler_output.scheduled_cached_reqs.num_computed_tokens
         if contexts:
@@ -174,15 +176,21 @@ class TrimManager:
         # Until the scheduler has heard that it woke, drafts go on being judged alone.
         self._draft_values.asleep |= policy.asleep
         self.num_places = 0 if policy.asleep else self._num_wanted
+        self.kind = self._kind(bool(drafts))
         self.expected_ms = 0.0
-        # Places that are scheduled and not verified take the host's time: such a step
-        # tells of neither kind, unless all plain steps are like it.
-        tells = not drafts or self.draft_budget > 0 or not self._has_bare_steps
-        if num_plain == num_reqs and tells:
+        if num_plain == num_reqs:
             self.expected_ms = policy.cost_of(num_reqs, self.draft_budget)
         if self._log is not None:
             self._log.note(self.draft_budget, len(drafts), num_drafts, tally)
         return self.draft_budget
+
+    def _kind(self, has_places: bool) -> StepKind:
+        if self.draft_budget:
+            return StepKind.DRAFTS
+        # Where all plain steps have places, those are what plain steps cost.
+        return (
+            StepKind.PLACES if has_places and self._has_bare_steps else StepKind.PLAIN
+        )
 
     def _note_impossible(self, num_requests: int) -> None:
         if num_requests and not self.num_impossible and self.speaks:
