@@ -68,8 +68,7 @@ def test_sleeping_changes_no_token(
     # Steps without any draft count too, though nothing is gathered for them. A filler
     # may be right, and what is accepted past a request's end nobody gets.
     # Most steps asleep do not ask the drafter at all; without async scheduling none is.
-    asked = sum(len(one["emitted"]) for step in result["records"] for one in step)
-    assert (asked < 3 * NUM_TOKENS) == async_scheduling, asked
+    assert (result["idle_records"] > 0) == async_scheduling
     decoded = sum(len(tokens) - 1 for tokens in expected)
     most_saved = totals["accepted"] + totals["fillers"]
     assert decoded - most_saved <= totals["rounds"] <= decoded

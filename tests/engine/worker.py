@@ -9,7 +9,8 @@ file descriptor FD; the tiny model's checkpoint is made in FOLDER. A job:
 - ``async_scheduling``: whether the engine runs a step ahead;
 - ``kernel_block``: positions a block of the n-gram kernel;
 - ``constants``: values to put in place of others, by dotted path;
-- ``record``: whether to return what every step did;
+- ``record``: whether to return what every step did, and how many of them were idle:
+  the drafter was not asked;
 - ``same_ids``: whether the scheduler sees the ids as they are, without a random part;
 - ``actions``: ``["add", id, prompt, sampling parameters]`` (the prompt as token ids or
   as vLLM's prompt object), ``["refuse", ...]`` alike for one that must be refused,
@@ -144,12 +145,14 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    from mrv2_spec.integration import idling
     from mrv2_spec.kernels import propose_ngram
     from mrv2_spec.speculator import RowSpeculator
 
     check = CpuPlatform.check_and_update_config.__func__
     preempt = Scheduler._preempt_request
     propose = RowSpeculator.propose
+    without_speculator = idling._without_speculator
 
     def check_and_update_config(cls: Any, config: Any) -> None:
         # The CPU platform switches async scheduling off; the engine can do it.
@@ -174,6 +177,21 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
             found["records"].append(step_record(self, input_batch, args[4], drafts))
         return drafts
 
+    @contextlib.contextmanager
+    def record_idle(runner: Any) -> Iterator[None]:
+        speculator = runner.speculator
+        input_batch = runner.execute_model_state.input_batch
+        total_len = runner.req_states.total_len.gpu
+        before = total_len[input_batch.idx_mapping].clone()
+        with without_speculator(runner):
+            yield
+        num_sampled = total_len[input_batch.idx_mapping] - before
+        drafts = speculator.draft_tokens
+        found["records"].append(
+            step_record(speculator, input_batch, num_sampled, drafts)
+        )
+        found["idle_records"] += 1
+
     same_ids = "1" if job.get("same_ids") else "0"
     # Two ranks may be more than there are NUMA nodes to bind them to.
     kinds = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -195,7 +213,14 @@ def settings(job: dict[str, Any], found: dict[str, Any]) -> Iterator[None]:
             ),
             (Scheduler, "_preempt_request", count_preemption),
             (logger, "handle", note),
-            (RowSpeculator, "propose", record if job.get("record") else propose),
+            *(
+                [
+                    (RowSpeculator, "propose", record),
+                    (idling, "_without_speculator", record_idle),
+                ]
+                if job.get("record")
+                else []
+            ),
             # Small blocks: rows of a few dozen tokens are several chunks.
             (propose_ngram, "BLOCK", job.get("kernel_block", propose_ngram.BLOCK)),
         ):
@@ -258,6 +283,7 @@ def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
         "requests": [],
         "preemptions": 0,
         "records": [],
+        "idle_records": 0,
         "longest_run": 0,
         "steps": 0,
         "log": [],
