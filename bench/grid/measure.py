@@ -130,6 +130,7 @@ def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[st
     means = [run.tpot_ms for run in timed]
     every = [v for run in timed for one in run.rounds for v in one.tpot_ms]
     cold = next(run for run in runs if run.cold)
+    prefill_s = sum(one.prefill_seconds for one in cold.rounds)
     rounds = _sum(one.decode_rounds for run in timed for one in run.rounds)
     tokens = _sum(one.decode_tokens for run in timed for one in run.rounds)
     return {
@@ -139,8 +140,8 @@ def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[st
         "repeats": len(timed),
         "tok_s": _sum(one.tokens for one in cold.rounds)
         / sum(one.seconds for one in cold.rounds),
-        "prefill_tok_s": _sum(one.prompt_tokens for one in cold.rounds)
-        / sum(one.prefill_seconds for one in cold.rounds),
+        "prefill_tok_s": _sum(one.prompt_tokens for one in cold.rounds) / prefill_s,
+        "prefill_s": prefill_s,
         "tokens_per_step": tokens / rounds,
         "output_tokens": _sum(one.tokens for one in cold.rounds),
         "together_cold": cold.together,

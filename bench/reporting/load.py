@@ -26,6 +26,7 @@ class Point:
         asleep: share of steps that scheduled no drafts.
         p99_ms: the TPOT that all but the slowest hundredth of the requests stay below.
         prefill_tok_s: prompt tokens a second until every request had its first token.
+        prefill_s: how long that took.
         host_ms: what a fixed piece of Python took the host just before.
         when: when it was measured; orders runs.
     """
@@ -56,6 +57,7 @@ class Point:
     asleep: float | None
     p99_ms: float | None
     prefill_tok_s: float | None
+    prefill_s: float | None
     host_ms: float | None
     when: str
 
@@ -183,6 +185,9 @@ def _point(line: dict[str, Any]) -> Point:
         prefill_tok_s=None
         if line.get("prefill_tok_s") is None
         else _number(line, "prefill_tok_s", 1e-6),
+        prefill_s=None
+        if line.get("prefill_s") is None
+        else _number(line, "prefill_s", 1e-6),
         host_ms=None
         if line.get("host_loop_ms") is None
         else _number(line, "host_loop_ms", 1e-6),

@@ -88,6 +88,7 @@ def test_point_figures_leave_out_runs_with_prefills_between() -> None:
     assert figures["repeats"] == 2
     # Throughput with prefill, and of the prefills, is the first run's.
     assert figures["tok_s"] == 10.0
+    assert figures["prefill_tok_s"] * figures["prefill_s"] == pytest.approx(60.0)
     assert figures["prefill_tok_s"] == 120.0
     assert figures["tokens_per_step"] == 2.0
     assert figures["coverage"] == pytest.approx(1 / 3)

@@ -209,7 +209,21 @@ def test_promises_are_kept_or_not(tmp_path: Path) -> None:
     assert "at least 1 | 2 | 1 | 0.900 (ngram:16, low, c=64) |" in text
     assert "at least 0.98 | 1 | 1 | 0.800 (ngram:16, low, c=64) |" in text
     assert "at least 0.97 | 1 | 1 | 0.950 (ngram:16, low, c=64) |" in text
+    assert "without speculation | 0 | - | - |" in text
     assert "10.00, 1.00, 1000, 19000" in part("grid_sections").ratios(grid)
+
+
+def test_short_prompts_say_little_of_throughput(tmp_path: Path) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", prefill_tok_s=20000.0, prefill_s=0.2),
+        line("ngram", prefill_tok_s=15000.0, prefill_s=0.3),
+        line("v2-none", c=256, prefill_tok_s=20000.0, prefill_s=2.0),
+        line("ngram", c=256, prefill_tok_s=19800.0, prefill_s=2.02),
+    )
+    text = part("goals").promises(grid)
+    assert "at least 0.97 | 2 | 1 | 0.750 (ngram:16, low, c=64) |" in text
+    assert "without speculation | 1 | 0 | 0.990 (ngram:16, low, c=256) |" in text
 
 
 def test_slowest_requests_are_compared_within_one_run(tmp_path: Path) -> None:
