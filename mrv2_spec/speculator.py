@@ -3,6 +3,8 @@
 from abc import abstractmethod
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -38,7 +40,6 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         draft_token_confidence_probs: [max_num_reqs, K] float32, batch-ordered, the
             chance that the target accepts a draft given those before it, as experience
             corrects what the drafter says.
-        has_pending_drafts: False if ``num_valid_drafts_for_trim`` is known to be zero.
     """
 
     supports_mm_inputs = False
@@ -73,7 +74,8 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             device=device,
         )
         self._idle_steps = 0
-        self.has_pending_drafts = False
+        # [max_num_reqs], by slot: drafted for since what was drafted was last settled.
+        self._pending = np.zeros(req_states.max_num_reqs, dtype=np.bool_)
         self.draft_values = DraftValues(*shape, self.num_draft_classes, device)
 
     @abstractmethod
@@ -107,7 +109,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all requests: what was drafted for them, and what became of it."""
         self.num_valid_drafts_for_trim.zero_()
-        self.has_pending_drafts = False
+        self._pending[:] = False
         self.draft_values.reset()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -116,8 +118,20 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
     def capture(self) -> None:
         """Do nothing: drafting is not captured."""
 
-    def passes_by(self, num_speculative_tokens: int) -> bool:
+    def has_pending_drafts(self, slots: npt.NDArray[Any]) -> bool:
+        """Tell whether any of these slots may have ``num_valid_drafts_for_trim``."""
+        return bool(self._pending[slots].any())
+
+    def forget_pending(self, slot: int) -> None:
+        """Take note that a slot's drafts are nobody's any more."""
+        self._pending[slot] = False
+
+    def passes_by(self, num_speculative_tokens: int, slots: npt.NDArray[Any]) -> bool:
         """Take note of a step in which :meth:`propose` would do nothing.
+
+        Args:
+            num_speculative_tokens: places that the step after it has.
+            slots: [num_reqs] of the step.
 
         Returns:
             Whether it is such a step. Then ``propose`` need not be called for it.
@@ -125,8 +139,8 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if (
             num_speculative_tokens > 0
             or not self.draft_values.asleep
-            or self.has_pending_drafts
             or (self._idle_steps + 1) % IDLE_PERIOD < _STEPS_THAT_LOOK
+            or self.has_pending_drafts(slots)
         ):
             return False
         self._idle_steps += 1
@@ -165,15 +179,20 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if num_speculative_tokens is None:
             num_speculative_tokens = self.num_speculative_steps
         req_states = self.req_states
+        slots = input_batch.idx_mapping_np[:num_reqs]
         self.draft_values.asleep &= num_speculative_tokens == 0
         if self.draft_values.asleep:
             # Nobody will verify them. They are made in some of the steps all the same,
             # to be compared with what comes: that tells when verifying would pay.
             self._idle_steps += 1
             if self._idle_steps % IDLE_PERIOD >= _STEPS_THAT_LOOK:
-                if self.has_pending_drafts:
-                    self.num_valid_drafts_for_trim.zero_()
-                    self.has_pending_drafts = False
+                if self.has_pending_drafts(slots):
+                    # Only those that this step settled: a request may sit it out, or
+                    # be about to give up its slot, and its drafts are counted then.
+                    self.num_valid_drafts_for_trim.index_fill_(
+                        0, input_batch.idx_mapping.to(torch.int64), 0
+                    )
+                    self._pending[slots] = False
                 return self.draft_tokens[:num_reqs]
             num_speculative_tokens = self.num_speculative_steps
         # By numpy: as torch operations these would take several times as long.
@@ -192,7 +211,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             num_speculative_tokens=num_speculative_tokens,
         )
         self.draft(step)
-        self.has_pending_drafts = True
+        self._pending[slots] = True
         self.draft_values.update(
             step.rows.token_ids,
             step.idx_mapping,

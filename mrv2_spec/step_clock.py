@@ -136,7 +136,8 @@ class StepClock:
             return CostRatios(drafts=(max(drafts.typical, 1.0) * _DOUBT) ** left)
         return CostRatios(
             1.0 if drafts is None else _beside(drafts, plain),
-            1.0 if places is None else _beside(places, plain),
+            # They cannot cost less than nothing: that was another moment's host.
+            1.0 if places is None else max(_beside(places, plain), 1.0),
         )
 
     def _known(self, kind: StepKind, num_requests: int) -> _Known | None:

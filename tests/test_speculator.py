@@ -35,12 +35,22 @@ class Counting(RowSpeculator):
         self.draft_token_confidence_probs = torch.zeros(SLOTS, K, device=device)
         self.num_valid_drafts_for_trim = torch.zeros(SLOTS, **ints)
         self.draft_values = DraftValues(SLOTS, K, 0, device)
-        self.has_pending_drafts = False
+        self._pending = np.zeros(SLOTS, dtype=np.bool_)
         self._idle_steps = 0
         self.asked = 0
 
     def draft(self, step: StepInputs) -> None:
         self.asked += 1
+        self.num_valid_drafts_for_trim[step.idx_mapping] = 1
+
+
+def batch_of(slots: np.ndarray, device: torch.device) -> Any:
+    return SimpleNamespace(
+        num_reqs=len(slots),
+        seq_lens_cpu_upper_bound=torch.ones(len(slots), dtype=torch.int32),
+        idx_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
+        idx_mapping_np=slots,
+    )
 
 
 def test_what_it_passes_by_it_would_not_have_drafted_in(
@@ -48,15 +58,12 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
 ) -> None:
     """One is always asked, the other only in steps that it does not pass by."""
     always, spared = Counting(device), Counting(device)
-    batch = SimpleNamespace(
-        num_reqs=SLOTS,
-        seq_lens_cpu_upper_bound=torch.ones(SLOTS, dtype=torch.int32),
-        idx_mapping=torch.arange(SLOTS, device=device),
-    )
-    num_sampled = torch.ones(SLOTS, dtype=torch.int32, device=device)
     passed = 0
     places = K
     for _ in range(400):
+        slots = np.array(rng.choice([[0, 1], [1, 0], [0], [1]]))
+        batch = batch_of(slots, device)
+        num_sampled = torch.ones(len(slots), dtype=torch.int32, device=device)
         if rng.random() < 0.05:
             places = K - places
         if rng.random() < 0.1:
@@ -64,7 +71,7 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
             for one in (always, spared):
                 one.draft_values.asleep |= asleep
         for one in (always, spared):
-            if one is spared and one.passes_by(places):
+            if one is spared and one.passes_by(places, slots):
                 passed += 1
                 continue
             one.propose(
@@ -72,7 +79,10 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
                 num_speculative_tokens=places,
             )  # fmt: skip
         assert spared.asked == always.asked
-        assert spared.has_pending_drafts == always.has_pending_drafts
+        assert (spared._pending == always._pending).all()
+        # What a slot has pending stays until a step that has the slot.
+        for one in (always, spared):
+            assert one.num_valid_drafts_for_trim.tolist() == one._pending.tolist()
         assert spared.draft_values.asleep == always.draft_values.asleep
     assert passed > 50
     assert np.array_equal(spared.draft_values.counts, always.draft_values.counts)

@@ -72,6 +72,9 @@ def test_places_that_nobody_verifies_are_a_kind_of_their_own() -> None:
     ratios = clock.ratios(64, True)
     assert ratios.places == pytest.approx(1.3, rel=0.01)
     assert ratios.drafts == pytest.approx(1.2, rel=0.01)
+    # A host that was busier while drafting slept: places never bring anything.
+    run(clock, 40, 20.0, now=now)
+    assert clock.ratios(64, True).places == 1.0
 
 
 def test_too_little_is_nothing() -> None:

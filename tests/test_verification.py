@@ -36,7 +36,11 @@ class Engine:
     """As much of the runner as the manager talks to."""
 
     def __init__(
-        self, device: torch.device, lag: int, async_scheduling: bool = True
+        self,
+        device: torch.device,
+        lag: int,
+        async_scheduling: bool = True,
+        most_tokens: int = MOST_TOKENS,
     ) -> None:
         self.device = device
         self.contexts: list[int] = []
@@ -55,6 +59,7 @@ class Engine:
         self.rows = torch.zeros(SLOTS, 512, **ints)
         config = vllm_config()
         config.scheduler_config.async_scheduling = async_scheduling
+        config.scheduler_config.max_num_batched_tokens = most_tokens
         config.max_concurrent_batches = lag - 1
         self.manager = TrimManager(
             config,
@@ -192,22 +197,34 @@ def test_the_likeliest_drafts_get_the_budget(device: torch.device) -> None:
     assert logits.tolist() == [0, 1, 6]
 
 
-@pytest.mark.parametrize("is_full", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "budget"),
+    [
+        # All 20 are worth their row; of a full step they get a fiftieth of 380.
+        (MOST_TOKENS - 25, 7),
+        (MOST_TOKENS - 26, 20),
+    ],
+)
 def test_drafts_leave_a_full_step_to_the_prompts_that_wait(
-    is_full: bool, device: torch.device
+    prompt: int, budget: int, device: torch.device
 ) -> None:
     engine = Engine(device, lag=1)
     requests = "abcde"
     for slot, req_id in enumerate(requests):
         engine.add(req_id, slot)
     engine.draft(list(requests), [K] * 5, 0.9)
-    scheduled = {**dict.fromkeys(requests, K + 1), "prompt": 0}
-    scheduled["prompt"] = MOST_TOKENS - 25 - (0 if is_full else 1)
     engine.add("prompt", 5)
-    budget, widths = engine.step(scheduled, dict.fromkeys(requests, K))
-    # All 20 are worth their row; of a full step they get a fiftieth of 380.
-    assert budget == (7 if is_full else 20)
-    assert sum(widths) == budget
+    scheduled = {**dict.fromkeys(requests, K + 1), "prompt": prompt}
+    chosen, widths = engine.step(scheduled, dict.fromkeys(requests, K))
+    assert chosen == sum(widths) == budget
+
+
+def test_a_step_that_decodes_alone_fill_is_no_full_one(device: torch.device) -> None:
+    engine = Engine(device, lag=1, most_tokens=2 * (K + 1))
+    for slot, req_id in enumerate("ab"):
+        engine.add(req_id, slot)
+    engine.draft(["a", "b"], [K, K], 0.9)
+    assert engine.step(dict.fromkeys("ab", K + 1), dict.fromkeys("ab", K))[0] == 2 * K
 
 
 def test_asleep_no_draft_is_verified(device: torch.device) -> None:

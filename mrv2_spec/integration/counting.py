@@ -134,8 +134,11 @@ def _wrap_sample(original: Callable[..., Any]) -> Callable[..., Any]:
         num_reqs = input_batch.num_reqs
         drafts = None
         # Asleep, most steps have none: nothing is launched and copied for them.
-        if input_batch.num_draft_tokens or getattr(
-            speculator, "has_pending_drafts", True
+        pending = getattr(speculator, "has_pending_drafts", None)
+        if (
+            input_batch.num_draft_tokens
+            or pending is None
+            or pending(input_batch.idx_mapping_np)
         ):
             drafts = count_drafts(
                 input_batch.idx_mapping,
@@ -188,6 +191,9 @@ def _wrap_remove(original: Callable[..., Any]) -> Callable[..., Any]:
                 setattr(self, _GIVEN_UP, given_up)
                 self._mrv2_spec_removing = True
             given_up[-1].names.append((req_id, slot))
+            forget = getattr(speculator, "forget_pending", None)
+            if forget is not None:
+                forget(slot)
         return original(self, req_id)
 
     return _remove_request

@@ -25,7 +25,9 @@ def _nothing_to_draft(runner: Any) -> bool:
         # A grammar's drafts travel to the scheduler, and so does that there are none.
         and not state.input_batch.has_structured_output_reqs
         and runner.adaptive_verification is not None
-        and runner.speculator.passes_by(state.num_spec_tokens_to_schedule)
+        and runner.speculator.passes_by(
+            state.num_spec_tokens_to_schedule, state.input_batch.idx_mapping_np
+        )
     )
 
 

@@ -161,8 +161,8 @@ class TrimManager:
         self.draft_budget = 0
         if drafts:
             most = self._trimmer.max_draft_budget(num_reqs)
-            if num_tokens >= self._most_tokens:
-                most = min(most, num_plain // _SHARE_OF_FULL_STEP)
+            if num_plain > num_reqs and num_tokens >= self._most_tokens:
+                most = min(most, max(num_plain // _SHARE_OF_FULL_STEP, 1))
             self.draft_budget = policy.choose(num_plain, len(drafts), num_drafts, most)
         elif tally is not None and policy.asleep:
             num_decoding = sum(

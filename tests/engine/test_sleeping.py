@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import Texts, add, ngram, outputs, rounds, walk
+from tests.engine.harness import Texts, add, ngram, outputs, rounds, suffix, walk
+from tests.engine.recount import check
 
 pytestmark = pytest.mark.vllm
 
@@ -74,6 +75,29 @@ def test_sleeping_changes_no_token(
     assert decoded - most_saved <= totals["rounds"] <= decoded
     settled = ("verified", "invalid", "never_issued")
     assert totals["proposed"] == sum(totals[name] for name in settled)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_asleep_every_draft_is_counted_once(
+    method: str, rng: random.Random, texts: Texts, run: Callable[..., dict[str, Any]]
+) -> None:
+    # Requests end one by one, some of them while drafting sleeps, and leave drafts.
+    num_tokens = [rng.randrange(6, NUM_TOKENS) for _ in range(7)]
+    prompts, expected = texts.draw(lambda: walk(rng, 40), 7, NUM_TOKENS)
+    result = run(
+        [
+            add(f"r{i}", prompt, number)
+            for i, (prompt, number) in enumerate(zip(prompts, num_tokens, strict=True))
+        ],
+        engine=(ngram(8) if method == "ngram" else suffix(8)) | {"max_num_seqs": 4},
+        async_scheduling=True,
+        constants=RESTLESS,
+        record=True,
+    )
+    assert outputs(result) == [
+        text[:number] for text, number in zip(expected, num_tokens, strict=True)
+    ]
+    check(result, 8, [f"r{i}" for i in range(7)])
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
