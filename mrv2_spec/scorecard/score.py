@@ -10,6 +10,16 @@ from mrv2_spec.metrics import names
 from mrv2_spec.metrics.names import Counter
 from mrv2_spec.scorecard.scrape import Sample
 
+_LABELS = {counter.sample_name: counter.label for counter in names.COUNTERS}
+# Counters that have a sample for each of the same labels.
+_ALIKE = (
+    (names.ROUNDS,),
+    (names.FILLERS,),
+    (names.LENGTHS,),
+    tuple(names.BY_SOURCE),
+    (names.VERIFIED_AT, names.ACCEPTED_AT),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -89,7 +99,8 @@ def score(
         engine: only this engine number.
 
     Raises:
-        UserError: there are no such counters, or nothing was counted yet.
+        UserError: there are no such counters or not all of them, or nothing was counted
+            yet.
     """
     ours = [s for s in samples if s.name.startswith(names.PREFIX)]
     if not ours:
@@ -113,6 +124,7 @@ def score(
             f"no mrv2_spec counters of {' and '.join(asked)}; the scrape has models "
             f"{', '.join(models)} and engines {', '.join(engines)}"
         )
+    _check_that_all_is_there(chosen)
     read = _reader(chosen)
     if read(names.ROUNDS) == 0:
         raise UserError(
@@ -139,6 +151,32 @@ def score(
             [s for s in samples if wanted(s)], read(names.ROUNDS)
         ),
     )
+
+
+def _check_that_all_is_there(samples: Sequence[Sample]) -> None:
+    """Refuse counters that lack some: what is missing would be taken for zero.
+
+    An engine publishes all of them from its start, each with the same sources, and
+    with the same positions.
+
+    Raises:
+        UserError: something is missing.
+    """
+    labels: dict[tuple[str, str], dict[str, set[str | None]]] = {}
+    for s in samples:
+        whose = (s.labels.get("model_name", ""), s.labels.get("engine", ""))
+        found = labels.setdefault(whose, {})
+        label = _LABELS.get(s.name)
+        found.setdefault(s.name, set()).add(s.labels.get(label) if label else None)
+    for (_, engine), found in labels.items():
+        for alike in _ALIKE:
+            complete = set().union(*(found.get(c.sample_name, set()) for c in alike))
+            for counter in alike:
+                if not complete or found.get(counter.sample_name) != complete:
+                    raise UserError(
+                        f"the scrape is cut short: {counter.sample_name} of engine "
+                        f"{engine} is not all there; save it again"
+                    )
 
 
 def _values(samples: Sequence[Sample], label: str) -> tuple[str, ...]:

@@ -43,6 +43,10 @@ def fetch(source: str) -> str:
                 "address of a server such as http://localhost:8000"
             ) from error
     address = source.rstrip("/")
+    if address.endswith(":"):
+        raise UserError(
+            f"{source} names no server; give an address such as http://localhost:8000"
+        )
     if not address.endswith("/metrics"):
         address += "/metrics"
     try:
@@ -68,10 +72,11 @@ def _reason(error: Exception) -> str:
 def parse(text: str) -> list[Sample]:
     """Return the samples of a scrape in Prometheus's text format.
 
-    Comments, lines that are no sample and values that are no number are left out.
+    Comments, lines that are no sample and values that are no number are left out, and
+    so is a last line without its end: a scrape that was cut there has half a number.
     """
     samples = []
-    for line in text.splitlines():
+    for line in text[: text.rfind("\n") + 1].splitlines():
         found = _SAMPLE.match(line.strip())
         if found is None or line.startswith("#"):
             continue

@@ -263,7 +263,6 @@ def test_an_address_that_is_none() -> None:
         "http://127.0.0.1:9/white space",
         "http://127.0.0.1:99999",
         "HTTP://127.0.0.1:9",
-        "http://",
     ],
 )
 def test_addresses_that_cannot_be_asked(address: str) -> None:
@@ -296,6 +295,31 @@ def test_something_else_listens_there(reply: bytes, reason: str) -> None:
         thread.join()
     assert f"cannot read {address}/metrics (" in line
     assert reason in line
+
+
+def test_an_address_of_nobody() -> None:
+    assert "http:// names no server" in refusal("http://")
+
+
+def test_a_scrape_that_was_cut_anywhere(tmp_path: Path) -> None:
+    """It is refused, or says what the whole one says of the drafts."""
+    text = scrape(STRUCTURED, engine="0") + scrape(STRUCTURED, engine="1")
+    lines = sorted(text.splitlines(keepends=True), key=lambda line: line.split("{")[0])
+    text = "".join(lines)
+    whole = card_of(text)
+    path = tmp_path / "cut.txt"
+    refused = 0
+    for end in range(len(text)):
+        try:
+            card = card_of(text[:end])
+        except UserError:
+            refused += 1
+            continue
+        assert card.totals == whole.totals
+        assert card.positions == whole.positions
+    assert len(text) / 2 < refused < len(text)
+    path.write_text(text[: len(text) // 3])
+    assert "cut short" in refusal(str(path))
 
 
 def test_no_such_file(tmp_path: Path) -> None:
