@@ -16,10 +16,17 @@ from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.placeholders import find_placeholder_ids
 from mrv2_spec.views import StepInputs, TokenRows
 
-# Of so many steps whose drafts nobody verifies, the first two draft: a draft is judged
-# in the step after it was made.
-IDLE_PERIOD = 8
+# Steps whose drafts nobody verifies draft now and then all the same: the first two of
+# so many, as a draft is judged in the step after it was made; fewer later on.
+_IDLE_PERIOD, _LATER_IDLE_PERIOD = 8, 16
+_LATER = 64
 _STEPS_THAT_LOOK = 2
+
+
+def looks(idle_step: int) -> bool:
+    """Tell whether a step drafts to be judged, by its number since drafting slept."""
+    period = _IDLE_PERIOD if idle_step < _LATER else _LATER_IDLE_PERIOD
+    return idle_step % period < _STEPS_THAT_LOOK
 
 
 class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
@@ -139,7 +146,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if (
             num_speculative_tokens > 0
             or not self.draft_values.asleep
-            or (self._idle_steps + 1) % IDLE_PERIOD < _STEPS_THAT_LOOK
+            or looks(self._idle_steps + 1)
             or self.has_pending_drafts(slots)
         ):
             return False
@@ -185,7 +192,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             # Nobody will verify them. They are made in some of the steps all the same,
             # to be compared with what comes: that tells when verifying would pay.
             self._idle_steps += 1
-            if self._idle_steps % IDLE_PERIOD >= _STEPS_THAT_LOOK:
+            if not looks(self._idle_steps):
                 if self.has_pending_drafts(slots):
                     # Only those that this step settled: a request may sit it out, or
                     # be about to give up its slot, and its drafts are counted then.
@@ -195,6 +202,8 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
                     self._pending[slots] = False
                 return self.draft_tokens[:num_reqs]
             num_speculative_tokens = self.num_speculative_steps
+        else:
+            self._idle_steps = 0
         # By numpy: as torch operations these would take several times as long.
         seq_lens = input_batch.seq_lens_cpu_upper_bound.numpy()
         max_seq_len = int(seq_lens[:num_reqs].max())

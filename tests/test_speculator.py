@@ -12,7 +12,7 @@ pytest.importorskip("vllm.v1.worker.gpu.model_runner")
 import torch
 
 from mrv2_spec.draft_values import DraftValues
-from mrv2_spec.speculator import RowSpeculator
+from mrv2_spec.speculator import RowSpeculator, looks
 from mrv2_spec.views import StepInputs
 
 K, SLOTS = 4, 2
@@ -86,3 +86,33 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
         assert spared.draft_values.asleep == always.draft_values.asleep
     assert passed > 50
     assert np.array_equal(spared.draft_values.counts, always.draft_values.counts)
+
+
+def test_the_longer_nobody_asks_the_fewer_steps_look() -> None:
+    steps = [step for step in range(1, 1000) if looks(step)]
+    assert steps[:5] == [1, 8, 9, 16, 17]
+    # Always two in a row: the first one's drafts are judged in the second.
+    assert all(step + 1 in steps for step in steps[1:-1:2])
+    assert len([step for step in steps if step < 64]) == 1 + 2 * 7
+    assert len([step for step in steps if 64 <= step < 512]) == 2 * 28
+
+
+def test_asked_again_it_looks_as_often_as_at_first(device: torch.device) -> None:
+    one = Counting(device)
+    slots = np.array([0, 1])
+    batch = batch_of(slots, device)
+    num_sampled = torch.ones(2, dtype=torch.int32, device=device)
+
+    def times_asked(places: int, num_steps: int) -> int:
+        before = one.asked
+        for _ in range(num_steps):
+            one.draft_values.asleep |= places == 0
+            one.propose(
+                batch, *[None] * 4, num_sampled, *[None] * 5,
+                num_speculative_tokens=places,
+            )  # fmt: skip
+        return one.asked - before
+
+    assert times_asked(0, 512) == 1 + 2 * 7 + 2 * 28 + 1
+    assert times_asked(K, 3) == 3
+    assert times_asked(0, 16) == 1 + 2 + 1
