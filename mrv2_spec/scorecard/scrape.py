@@ -43,7 +43,7 @@ def fetch(source: str) -> str:
                 "address of a server such as http://localhost:8000"
             ) from error
     address = source.rstrip("/")
-    if address.endswith(":"):
+    if address.lower() in ("http:", "https:"):
         raise UserError(
             f"{source} names no server; give an address such as http://localhost:8000"
         )

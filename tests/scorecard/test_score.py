@@ -263,6 +263,7 @@ def test_an_address_that_is_none() -> None:
         "http://127.0.0.1:9/white space",
         "http://127.0.0.1:99999",
         "HTTP://127.0.0.1:9",
+        "http://nobody.invalid:",
     ],
 )
 def test_addresses_that_cannot_be_asked(address: str) -> None:
