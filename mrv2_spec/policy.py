@@ -230,12 +230,11 @@ class DraftPolicy:
         rates = (num_requests + accepted) / (self._drafting_ms[totals] + other_ms)
         best = int(rates.argmax())
         plain_rate = num_requests / self.cost_of(num_requests, 0)
-        gain = float(rates[best] / plain_rate)
-        self.gain = gain / self.cost_ratios.drafts
+        self.gain = float(rates[best] / plain_rate) / self.cost_ratios.drafts
         self.expected_accepted = float(accepted[best])
         # The step has its places already.
-        gain = self.gain * self.cost_ratios.places
-        return int(totals[best]) - num_tokens if gain >= _MARGIN else 0
+        pays = self.gain * self.cost_ratios.places >= _MARGIN
+        return int(totals[best]) - num_tokens if pays else 0
 
     def _sizes_to_choose(self, num_tokens: int, most: int) -> npt.NDArray[np.int64]:
         # A step is padded to a graph's size: use it up. Beyond the graphs, and without

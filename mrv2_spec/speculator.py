@@ -143,15 +143,17 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         Returns:
             Whether it is such a step. Then ``propose`` need not be called for it.
         """
-        if (
-            num_speculative_tokens > 0
-            or not self.draft_values.asleep
-            or looks(self._idle_steps + 1)
-            or self.has_pending_drafts(slots)
-        ):
+        if not self._idles(num_speculative_tokens) or self.has_pending_drafts(slots):
             return False
         self._idle_steps += 1
         return True
+
+    def _idles(self, num_speculative_tokens: int) -> bool:
+        return (
+            num_speculative_tokens == 0
+            and self.draft_values.asleep
+            and not looks(self._idle_steps + 1)
+        )
 
     # Not `torch.inference_mode`: the runner is in it, and entering it again takes time.
     def propose(
@@ -186,21 +188,22 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         if num_speculative_tokens is None:
             num_speculative_tokens = self.num_speculative_steps
         req_states = self.req_states
-        slots = input_batch.idx_mapping_np[:num_reqs]
+        slots = input_batch.idx_mapping_np
+        if self._idles(num_speculative_tokens):
+            self._idle_steps += 1
+            if self.has_pending_drafts(slots):
+                # Only those that this step settled: a request may sit it out, or be
+                # about to give up its slot, and its drafts are counted then.
+                self.num_valid_drafts_for_trim.index_fill_(
+                    0, input_batch.idx_mapping, 0
+                )
+                self._pending[slots] = False
+            return self.draft_tokens[:num_reqs]
         self.draft_values.asleep &= num_speculative_tokens == 0
         if self.draft_values.asleep:
-            # Nobody will verify them. They are made in some of the steps all the same,
-            # to be compared with what comes: that tells when verifying would pay.
+            # Nobody will verify them. They are made all the same, to be compared with
+            # what comes: that tells when verifying would pay.
             self._idle_steps += 1
-            if not looks(self._idle_steps):
-                if self.has_pending_drafts(slots):
-                    # Only those that this step settled: a request may sit it out, or
-                    # be about to give up its slot, and its drafts are counted then.
-                    self.num_valid_drafts_for_trim.index_fill_(
-                        0, input_batch.idx_mapping.to(torch.int64), 0
-                    )
-                    self._pending[slots] = False
-                return self.draft_tokens[:num_reqs]
             num_speculative_tokens = self.num_speculative_steps
         else:
             self._idle_steps = 0

@@ -43,14 +43,19 @@ class Counting(RowSpeculator):
         self.asked += 1
         self.num_valid_drafts_for_trim[step.idx_mapping] = 1
 
-
-def batch_of(slots: np.ndarray, device: torch.device) -> Any:
-    return SimpleNamespace(
-        num_reqs=len(slots),
-        seq_lens_cpu_upper_bound=torch.ones(len(slots), dtype=torch.int32),
-        idx_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
-        idx_mapping_np=slots,
-    )
+    def step(self, slots: np.ndarray, places: int) -> None:
+        """Ask for so many places, as the runner does."""
+        device, ones = self.draft_tokens.device, torch.ones(len(slots)).int()
+        batch: Any = SimpleNamespace(
+            num_reqs=len(slots),
+            seq_lens_cpu_upper_bound=ones,
+            idx_mapping=torch.tensor(slots, device=device),
+            idx_mapping_np=slots,
+        )
+        self.propose(
+            batch, *[None] * 4, ones.to(device), *[None] * 5,
+            num_speculative_tokens=places,
+        )  # fmt: skip
 
 
 def test_what_it_passes_by_it_would_not_have_drafted_in(
@@ -62,8 +67,6 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
     places = K
     for _ in range(400):
         slots = np.array(rng.choice([[0, 1], [1, 0], [0], [1]]))
-        batch = batch_of(slots, device)
-        num_sampled = torch.ones(len(slots), dtype=torch.int32, device=device)
         if rng.random() < 0.05:
             places = K - places
         if rng.random() < 0.1:
@@ -74,10 +77,7 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
             if one is spared and one.passes_by(places, slots):
                 passed += 1
                 continue
-            one.propose(
-                batch, *[None] * 4, num_sampled, *[None] * 5,
-                num_speculative_tokens=places,
-            )  # fmt: skip
+            one.step(slots, places)
         assert spared.asked == always.asked
         assert (spared._pending == always._pending).all()
         # What a slot has pending stays until a step that has the slot.
@@ -99,18 +99,12 @@ def test_the_longer_nobody_asks_the_fewer_steps_look() -> None:
 
 def test_asked_again_it_looks_as_often_as_at_first(device: torch.device) -> None:
     one = Counting(device)
-    slots = np.array([0, 1])
-    batch = batch_of(slots, device)
-    num_sampled = torch.ones(2, dtype=torch.int32, device=device)
 
     def times_asked(places: int, num_steps: int) -> int:
         before = one.asked
         for _ in range(num_steps):
             one.draft_values.asleep |= places == 0
-            one.propose(
-                batch, *[None] * 4, num_sampled, *[None] * 5,
-                num_speculative_tokens=places,
-            )  # fmt: skip
+            one.step(np.array([0, 1]), places)
         return one.asked - before
 
     assert times_asked(0, 512) == 1 + 2 * 7 + 2 * 28 + 1

@@ -49,6 +49,7 @@ def promises(grid: Grid) -> str:
     if not grid.points:
         return EMPTY
     ours = [arm for arm in grid.arms if arm.name in OURS]
+    longest = [arm for arm in ours if arm.k == 16]
     floor = found_ratios(grid, ours)
     rows = [
         _promise("trimmed arms: at least 0.97", floor, FLOOR),
@@ -60,21 +61,17 @@ def promises(grid: Grid) -> str:
         ),
         _promise(
             "k=16 against k=5 of the same drafter: at least 0.98",
-            _against(
-                grid,
-                [arm for arm in ours if arm.k == 16],
-                lambda arm: [Arm(arm.name, 5)],
-            ),
+            _against(grid, longest, lambda arm: [Arm(arm.name, 5)]),
             0.98,
         ),
         _promise(
             "prompt tok/s with k=16 against no speculation: at least 0.97",
-            _prefill(grid, [arm for arm in ours if arm.k == 16], 0.0),
+            _prefill(grid, longest, 0.0),
             0.97,
         ),
         _promise(
             "the same where the prompts took a second or more without speculation",
-            _prefill(grid, [arm for arm in ours if arm.k == 16], 1.0),
+            _prefill(grid, longest, 1.0),
             0.97,
         ),
     ]

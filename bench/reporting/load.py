@@ -176,21 +176,11 @@ def _point(line: dict[str, Any]) -> Point:
         command=line["command"],
         model=line.get("model"),
         stages=None if stages is None else tuple(map(float, stages)),
-        asleep=None
-        if line.get("asleep") is None
-        else _number(line, "asleep", 0.0, 1.0),
-        p99_ms=None
-        if line.get("tpot_p99_ms") is None
-        else _number(line, "tpot_p99_ms", 1e-6),
-        prefill_tok_s=None
-        if line.get("prefill_tok_s") is None
-        else _number(line, "prefill_tok_s", 1e-6),
-        prefill_s=None
-        if line.get("prefill_s") is None
-        else _number(line, "prefill_s", 1e-6),
-        host_ms=None
-        if line.get("host_loop_ms") is None
-        else _number(line, "host_loop_ms", 1e-6),
+        asleep=_number_if_any(line, "asleep", 0.0, 1.0),
+        p99_ms=_number_if_any(line, "tpot_p99_ms", 1e-6),
+        prefill_tok_s=_number_if_any(line, "prefill_tok_s", 1e-6),
+        prefill_s=_number_if_any(line, "prefill_s", 1e-6),
+        host_ms=_number_if_any(line, "host_loop_ms", 1e-6),
         when=str(line.get("time", "")),
     )
 
@@ -200,6 +190,12 @@ def _whole(line: dict[str, Any], name: str, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} is {value!r}, not a whole number from {least}")
     return value
+
+
+def _number_if_any(
+    line: dict[str, Any], name: str, least: float, most: float = math.inf
+) -> float | None:
+    return None if line.get(name) is None else _number(line, name, least, most)
 
 
 def _number(

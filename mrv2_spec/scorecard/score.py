@@ -11,14 +11,11 @@ from mrv2_spec.metrics.names import Counter
 from mrv2_spec.scorecard.scrape import Sample
 
 _LABELS = {counter.sample_name: counter.label for counter in names.COUNTERS}
-# Counters that have a sample for each of the same labels.
-_ALIKE = (
-    (names.ROUNDS,),
-    (names.FILLERS,),
-    (names.LENGTHS,),
-    tuple(names.BY_SOURCE),
-    (names.VERIFIED_AT, names.ACCEPTED_AT),
-)
+# Counters that have a sample for each value of the same label, or one without any.
+_ALIKE = [
+    [counter for counter in names.COUNTERS if counter.label == label]
+    for label in dict.fromkeys(_LABELS.values())
+]
 
 
 @dataclass(frozen=True, slots=True)
