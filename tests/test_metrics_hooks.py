@@ -1,7 +1,8 @@
 """The hooks that book drafts and show them: vLLM's own classes, made-up steps."""
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -178,11 +179,29 @@ def test_vllm_is_told_which_places_held_a_verified_draft() -> None:
     assert scheduler.per_request["b"].histogram == [2, 0, 0, 0, 0]
 
 
-def test_vllms_counts_are_those_that_it_would_sum_up_itself(rng: random.Random) -> None:
+def vllms_numbers(stats: SpecDecodingStats | None) -> list[int]:
+    if stats is None:
+        return [0] * (3 + 2 * K)
+    return [
+        stats.num_drafts,
+        stats.num_draft_tokens,
+        stats.num_accepted_tokens,
+        *stats.num_draft_tokens_per_pos,
+        *stats.num_accepted_tokens_per_pos,
+    ]
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_vllms_counts_are_those_that_it_would_sum_up_itself(
+    rng: random.Random, is_busy: bool
+) -> None:
     names_ = [f"r{i}" for i in range(12)]
     scheduler = FakeScheduler({r: Request() for r in names_})
     update(scheduler, names_, [0] * 12, [0] * 12, [1] * 12, new=tuple(names_))
-    for _ in range(50):
+    scheduler.is_busy = is_busy
+    all_expected, all_found = np.zeros((2, 3 + 2 * K), dtype=int)
+    num_sent = 0
+    for step in range(50):
         for name in names_:
             gone = rng.random() < 0.1
             scheduler.requests[name].status = (
@@ -199,13 +218,16 @@ def test_vllms_counts_are_those_that_it_would_sum_up_itself(rng: random.Random) 
             if is_running and num and r not in without:
                 verified = min(width, real)
                 expected.observe_draft(verified, min(num - 1, verified))
+        scheduler.is_busy = is_busy and step < 49
         outputs = update(scheduler, req_ids, widths, proposed, sampled, without=without)
         found = stats_of(outputs)
-        if expected.num_drafts == 0:
-            assert found is None or found.num_drafts == 0
-            continue
-        found.mrv2_spec = None
-        assert found == expected
+        if not is_busy:
+            assert vllms_numbers(found) == vllms_numbers(expected)
+        all_expected += vllms_numbers(expected)
+        all_found += vllms_numbers(found)
+        num_sent += found is not None
+    assert all_found.tolist() == all_expected.tolist()
+    assert num_sent < 10 or not is_busy
 
 
 def test_a_busy_engine_sends_its_counts_now_and_then(
@@ -220,20 +242,31 @@ def test_a_busy_engine_sends_its_counts_now_and_then(
     for _ in range(30):
         now += 0.02
         stats = stats_of(update(scheduler, ["a"], [2], [2], [2]))
-        if stats.mrv2_spec is not None:
+        if stats is not None:
             sent.append(DraftCounts.from_list(stats.mrv2_spec).totals().proposed)
+            assert stats.num_drafts == sent[-1] / 2
     assert len(sent) in (5, 6) and sum(sent) <= 60
     # What is taken in while it drains goes with the next step.
     scheduler.is_busy = False
     scheduler._mrv2_spec_draining = True
-    stats = stats_of(update(scheduler, ["a"], [2], [2], [2]))
-    assert stats.mrv2_spec is None
+    assert stats_of(update(scheduler, ["a"], [2], [2], [2])) is None
     scheduler._mrv2_spec_draining = False
     # Nothing is kept back when there is nothing more to do, nor by a step that has no
     # counts of its own.
     outputs = update_without_counts(scheduler, finished=("a",))
     rest = DraftCounts.from_list(stats_of(outputs).mrv2_spec).totals().proposed
     assert sum(sent) + rest == 62
+
+
+def test_a_step_that_vllm_counts_itself_is_added() -> None:
+    scheduler = FakeScheduler({"a": Request()})
+    update(scheduler, ["a"], [0], [0], [1], new=("a",))
+    scheduler.is_busy = True
+    setattr(scheduler, metrics._LAST_SENT, time.monotonic())
+    assert stats_of(update(scheduler, ["a"], [3], [2], [2])) is None
+    scheduler.is_busy = False
+    outputs = update_without_counts(scheduler, places={"a": 4}, sampled=[3])
+    assert vllms_numbers(stats_of(outputs)) == [2, 6, 3, 2, 2, 1, 1, 2, 1, 0, 0]
 
 
 def test_a_round_without_scheduled_places_is_sent_all_the_same() -> None:
@@ -305,16 +338,21 @@ def update_without_counts(
     new: tuple[str, ...] = (),
     finished: tuple[str, ...] = (),
     preempted: tuple[str, ...] = (),
+    places: dict[str, int] | None = None,
+    sampled: Sequence[int] = (),
 ) -> dict[int, Any]:
     """Run the hook around a step whose counts did not come."""
+    places = places or {}
     scheduler_output = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id=r) for r in new],
         finished_req_ids=set(finished),
         preempted_req_ids=set(preempted) or None,
-        scheduled_spec_decode_tokens={},
+        scheduled_spec_decode_tokens={r: [-1] * n for r, n in places.items()},
         num_invalid_spec_tokens=None,
     )
-    output = SimpleNamespace(req_ids=[], sampled_token_ids=[])
+    output = SimpleNamespace(
+        req_ids=list(places), sampled_token_ids=[[7] * n for n in sampled]
+    )
     patched = metrics._wrap_update(FakeScheduler.update_from_output)
     found: dict[int, Any] = patched(scheduler, scheduler_output, output)
     return found

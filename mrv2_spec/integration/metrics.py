@@ -13,14 +13,14 @@ from weakref import WeakSet
 
 import numpy as np
 
-from mrv2_spec.counters import DraftCounts
+from mrv2_spec.counters import ACCEPTED, VERIFIED, DraftCounts
 from mrv2_spec.integration.counting import STEP_COUNTS
 from mrv2_spec.integration.methods import is_served, served_method
 from mrv2_spec.integration.patching import Patch, PatchField
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.metrics.ledger import Ledger
 from mrv2_spec.metrics.log_line import log_line
-from mrv2_spec.metrics.step import Int32Array, StepCounts
+from mrv2_spec.metrics.step import StepCounts
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
@@ -31,8 +31,10 @@ FIELD = "mrv2_spec"
 # On the scheduler.
 _LEDGER = "_mrv2_spec_ledger"
 _CUTS = "_mrv2_spec_cuts"
-# During an update, vLLM's own statistics of the step.
-_STEP_STATS = "_mrv2_spec_step_stats"
+# During an update: whether the step is booked here, so that vLLM need not count it.
+_BOOKED = "_mrv2_spec_booked"
+# What vLLM calls the number of drafts, since the last send.
+_UNSENT_DRAFTS = "_mrv2_spec_unsent_drafts"
 _LAST_SENT = "_mrv2_spec_last_sent"
 # A busy engine's counts go to the front end once in so many seconds.
 _SECONDS_BETWEEN_SENDS = 0.1
@@ -69,10 +71,8 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
                 scheduler_output.finished_req_ids,
                 scheduler_output.preempted_req_ids or (),
             )
-        try:
-            outputs = original(self, scheduler_output, model_runner_output)
-        finally:
-            setattr(self, _STEP_STATS, None)
+        setattr(self, _BOOKED, step is not None)
+        outputs = original(self, scheduler_output, model_runner_output)
         if ledger is not None:
             # Without counts of its own, too: nothing may come after this step.
             _send(self, ledger, outputs)
@@ -109,11 +109,10 @@ def _book(
         found = step.num_sampled > 0
         if len(scheduled) < len(req_ids):
             found &= [req_id in scheduled for req_id in req_ids]
-        found[dropped] = False
-        stats = _step_stats(
-            scheduler.num_spec_tokens, verified[found], step.num_sampled[found]
-        )
-        setattr(scheduler, _STEP_STATS, stats)
+        if dropped:
+            found[dropped] = False
+        before = getattr(scheduler, _UNSENT_DRAFTS, 0)
+        setattr(scheduler, _UNSENT_DRAFTS, before + int(np.count_nonzero(found)))
 
 
 def _tells_requests(scheduler: Any) -> bool:
@@ -165,69 +164,72 @@ def _tell_vllm(scheduler_output: Any, req_ids: list[str], verified: list[int]) -
     }
 
 
-def _step_stats(
-    num_drafts: int, verified: Int32Array, num_sampled: Int32Array
-) -> Any | None:
-    """Return what vLLM would sum up request by request, which takes it much longer.
-
-    Args:
-        num_drafts: K, the most drafts a round.
-        verified: [n] the real drafts that were verified, of requests with places.
-        num_sampled: [n] their tokens. A filler that happened to be right is no draft.
-    """
-    from vllm.v1.spec_decode.metrics import SpecDecodingStats
-
-    if verified.shape[0] == 0:
-        return None
-    accepted = np.minimum(num_sampled - 1, verified)
-    stats = SpecDecodingStats.new(num_drafts)
-    stats.num_drafts = verified.shape[0]
-    stats.num_draft_tokens = int(verified.sum())
-    stats.num_accepted_tokens = int(accepted.sum())
-    stats.num_draft_tokens_per_pos = _reaching(verified, num_drafts)
-    stats.num_accepted_tokens_per_pos = _reaching(accepted, num_drafts)
-    return stats
-
-
-def _reaching(lengths: Int32Array, num_positions: int) -> list[int]:
-    """Return by position how many lengths go beyond it."""
-    ended = np.bincount(lengths, minlength=num_positions + 1)[:num_positions]
-    reaching: list[int] = (lengths.shape[0] - np.cumsum(ended)).tolist()
-    return reaching
-
-
 def _wrap_make_stats(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Asked once a request: to gather arguments would take three times as long.
     def make_spec_decoding_stats(
-        self: Any, spec_decoding_stats: Any, *args: Any, **kwargs: Any
+        self: Any,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: Any,
+        request_id: str,
     ) -> Any:
-        stats = getattr(self, _STEP_STATS, None)
-        if stats is not None:
-            return stats
-        return original(self, spec_decoding_stats, *args, **kwargs)
+        if getattr(self, _BOOKED, False):
+            return None
+        return original(
+            self,
+            spec_decoding_stats,
+            num_draft_tokens,
+            num_accepted_tokens,
+            num_invalid_spec_tokens,
+            request_id,
+        )
 
     return make_spec_decoding_stats
 
 
 def _send(scheduler: Any, ledger: Ledger, outputs: dict[int, Any]) -> None:
-    from vllm.v1.spec_decode.metrics import SpecDecodingStats
-
     for_requests = _tells_requests(scheduler)
     for output in outputs.values():
         stats = output.scheduler_stats
         if stats is not None and _is_due(scheduler):
-            unsent = ledger.take_unsent()
-            if unsent is not None:
-                if stats.spec_decoding_stats is None:
-                    stats.spec_decoding_stats = SpecDecodingStats.new(
-                        scheduler.num_spec_tokens
-                    )
-                setattr(stats.spec_decoding_stats, FIELD, unsent.to_list())
+            _add_unsent(scheduler, ledger, stats)
         if for_requests:
             for one in output.outputs:
                 if one.spec_decode_metrics is not None:
                     counts = ledger.of_request(one.request_id)
                     if counts is not None:
                         setattr(one.spec_decode_metrics, FIELD, counts.to_list())
+
+
+def _add_unsent(scheduler: Any, ledger: Ledger, stats: Any) -> None:
+    """Add to vLLM's statistics what was booked since the last send.
+
+    vLLM's own counts as well: these are sums over steps, and to sum them up request by
+    request and step by step would take much longer. A filler that happened to be right
+    is no draft to them.
+    """
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+    num_drafts: int = getattr(scheduler, _UNSENT_DRAFTS, 0)
+    unsent = ledger.take_unsent()
+    if unsent is None and not num_drafts:
+        return
+    setattr(scheduler, _UNSENT_DRAFTS, 0)
+    spec = stats.spec_decoding_stats
+    if spec is None:
+        spec = SpecDecodingStats.new(scheduler.num_spec_tokens)
+        stats.spec_decoding_stats = spec
+    spec.num_drafts += num_drafts
+    if unsent is not None:
+        verified, accepted = (unsent.at(n).sum(axis=0) for n in (VERIFIED, ACCEPTED))
+        spec.num_draft_tokens += int(verified.sum())
+        spec.num_accepted_tokens += int(accepted.sum())
+        verified += spec.num_draft_tokens_per_pos
+        accepted += spec.num_accepted_tokens_per_pos
+        spec.num_draft_tokens_per_pos = verified.tolist()
+        spec.num_accepted_tokens_per_pos = accepted.tolist()
+        setattr(spec, FIELD, unsent.to_list())
 
 
 def _is_due(scheduler: Any) -> bool:

@@ -35,7 +35,7 @@ class Ledger:
     def __init__(self, num_drafts: int, num_remembered: int = NUM_REMEMBERED) -> None:
         self.num_drafts = num_drafts
         self.total = DraftCounts(num_drafts)
-        self._unsent = DraftCounts(num_drafts)
+        self._sent = DraftCounts(num_drafts)
         self._size = vector_size(num_drafts)
         self._rows = np.zeros((0, self._size), dtype=np.int64)
         self._slot_of: dict[str, int] = {}
@@ -91,11 +91,12 @@ class Ledger:
         for i in dropped:
             if step.is_round[i]:
                 self._lose(req_ids[i], int(lengths[PROPOSED, i]), int(sources[i]))
-        which = np.flatnonzero(counted)
-        if which.shape[0] > 0:
-            self._add(slots[which], lengths[:, which], sources[which],
-                      fillers[which])  # fmt: skip
         verified: Int32Array = lengths[VERIFIED]
+        if not counted.all():
+            slots, sources, fillers = slots[counted], sources[counted], fillers[counted]
+            lengths = lengths[:, counted]
+        if slots.shape[0] > 0:
+            self._add(slots, lengths, sources, fillers)
         return verified
 
     def skip(
@@ -129,26 +130,26 @@ class Ledger:
         starts = slots * self._size
         # No place comes twice: slots differ, and so do the kinds of one slot.
         rows[(places + starts).ravel()] += 1
-        rows[starts + self._num_lengths] += fillers
-        found = np.bincount(places.ravel(), minlength=self._num_lengths)
-        for counts in (self.total, self._unsent):
-            counts.values[: self._num_lengths] += found
-            counts.values[self._num_lengths] += fillers.sum()
+        total = self.total.values
+        total[: self._num_lengths] += np.bincount(
+            places.ravel(), minlength=self._num_lengths
+        )
+        if fillers.any():
+            rows[starts + self._num_lengths] += fillers
+            total[self._num_lengths] += fillers.sum()
 
     def _add_bare(self, slots: Int64Array) -> None:
         """Add rounds without a draft, or a place for one."""
         rows = self._rows.reshape(-1)
         offsets = self._kind_offsets
         rows[(slots * self._size + offsets).ravel()] += 1
-        for counts in (self.total, self._unsent):
-            counts.values[offsets] += slots.shape[0]
+        self.total.values[offsets] += slots.shape[0]
 
     def _lose(self, req_id: str, num_drafts: int, source: int) -> None:
         num_drafts = min(max(num_drafts, 0), self.num_drafts)
         source = min(max(source, 0), len(SOURCES) - 1)
         place = source - len(SOURCES)
-        for counts in (self.total, self._unsent):
-            counts.values[place] += num_drafts
+        self.total.values[place] += num_drafts
         if req_id in self._slot_of:
             self._rows[self._slot_of[req_id], place] += num_drafts
         elif req_id in self._parked:
@@ -214,7 +215,8 @@ class Ledger:
 
     def take_unsent(self) -> DraftCounts | None:
         """Return what was booked since the last call, or None for nothing."""
-        if not self._unsent.values.any():
+        unsent = self.total - self._sent
+        if not unsent.values.any():
             return None
-        unsent, self._unsent = self._unsent, DraftCounts(self.num_drafts)
+        self._sent += unsent
         return unsent
