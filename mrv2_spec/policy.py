@@ -37,7 +37,7 @@ _MARGIN = 1.01
 _ROUNDS_TO_SLEEP = 512
 _MIN_STEPS_TO_SLEEP, _MAX_STEPS_TO_SLEEP = 8, 32
 _LEAST_STEPS_OF_MEAN = 16
-_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 32
+_MIN_STEPS_TO_WAKE, _MAX_STEPS_TO_WAKE = 3, 12
 _SLEEP_MARGIN, _WAKE_MARGIN = 1.02, 1.04
 # What a step counts at most, so that a few do not decide.
 _MOST_GAIN = 1.1
@@ -103,7 +103,7 @@ class DraftPolicy:
             step.
         expected_accepted: the value of the places last chosen.
         cost_ratios: by how much steps with drafts, or with places for some, were found
-            to exceed their costs, beside plain ones.
+            to exceed their costs, beside plain ones, and what the host takes for one.
         context_ratio: the mean context of the requests, in measured ones.
     """
 
@@ -227,13 +227,15 @@ class DraftPolicy:
         # that costs more than a later step would looks cheap.
         prefill_ms = self._drafting_ms[num_tokens] - self._drafting_ms[num_requests]
         other_ms = self._contexts_ms(num_requests) - prefill_ms
-        rates = (num_requests + accepted) / (self._drafting_ms[totals] + other_ms)
+        ratios, plain_ms = self.cost_ratios, self.cost_of(num_requests, 0)
+        ms = ratios.drafts * (self._drafting_ms[totals] + other_ms)
+        # While the device waits for the host, more drafts cost nothing.
+        rates = (num_requests + accepted) / np.maximum(ms, ratios.host * plain_ms)
         best = int(rates.argmax())
-        plain_rate = num_requests / self.cost_of(num_requests, 0)
-        self.gain = float(rates[best] / plain_rate) / self.cost_ratios.drafts
+        self.gain = float(rates[best]) * plain_ms / num_requests
         self.expected_accepted = float(accepted[best])
         # The step has its places already.
-        pays = self.gain * self.cost_ratios.places >= _MARGIN
+        pays = self.gain * ratios.places >= _MARGIN
         return int(totals[best]) - num_tokens if pays else 0
 
     def _sizes_to_choose(self, num_tokens: int, most: int) -> npt.NDArray[np.int64]:

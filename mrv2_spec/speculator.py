@@ -18,15 +18,15 @@ from mrv2_spec.views import StepInputs, TokenRows
 
 # Steps whose drafts nobody verifies draft now and then all the same: the first two of
 # so many, as a draft is judged in the step after it was made; fewer later on.
-_IDLE_PERIOD, _LATER_IDLE_PERIOD = 8, 16
-_LATER = 64
+_IDLE_PERIODS = ((64, 8), (192, 16))
+_LONGEST_IDLE_PERIOD = 32
 _STEPS_THAT_LOOK = 2
 
 
 def looks(idle_step: int) -> bool:
     """Tell whether a step drafts to be judged, by its number since drafting slept."""
-    period = _IDLE_PERIOD if idle_step < _LATER else _LATER_IDLE_PERIOD
-    return idle_step % period < _STEPS_THAT_LOOK
+    periods = (period for until, period in _IDLE_PERIODS if idle_step < until)
+    return idle_step % next(periods, _LONGEST_IDLE_PERIOD) < _STEPS_THAT_LOOK
 
 
 class RowSpeculator(BaseSpeculator):  # type: ignore[misc]

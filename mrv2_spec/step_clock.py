@@ -34,6 +34,11 @@ class StepKind(IntEnum):
     DRAFTS = 2
 
 
+# Of those kept, steps that the device waited for are taken for more than accidents if
+# they are one in so many at least.
+_ONE_IN = 4
+
+
 @dataclass(frozen=True, slots=True)
 class CostRatios:
     """By how much more than plain steps others exceed what they should cost.
@@ -41,10 +46,13 @@ class CostRatios:
     Attributes:
         drafts: steps that verify some.
         places: steps that have places for drafts and verify none.
+        host: what the host takes for a step that verifies drafts, however many, in
+            plain steps as they should cost; 0 where the device never waits for it.
     """
 
     drafts: float = 1.0
     places: float = 1.0
+    host: float = 0.0
 
 
 class _Known:
@@ -52,23 +60,34 @@ class _Known:
 
     Attributes:
         typical: by how much they exceed their cost.
+        device: by how much those do that the device had no time to wait for, or None
+            if too few of them are kept.
+        host: by how much the others exceed the cost of plain steps, or None.
         last: the number of the last one, of all steps that told something.
         doubted: steps since it is known, while no plain ones are.
     """
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_STEPS_KEPT)
+        # By how much each exceeded its cost, and a plain step's where it was awaited.
+        self._steps: deque[tuple[float, float | None]] = deque(maxlen=_STEPS_KEPT)
         self.typical = 1.0
+        self.device: float | None = None
+        self.host: float | None = None
         self.last = 0
         self.doubted = 0
 
     @property
     def is_known(self) -> bool:
-        return len(self._times) >= _LEAST_STEPS
+        return len(self._steps) >= _LEAST_STEPS
 
-    def note(self, times: float, number: int) -> None:
-        self._times.append(times)
-        self.typical = median(self._times)
+    def note(self, times: float, plain_times: float | None, number: int) -> None:
+        self._steps.append((times, plain_times))
+        self.typical = median(times for times, _ in self._steps)
+        least = max(_LEAST_STEPS, len(self._steps) // _ONE_IN)
+        device = [times for times, awaited in self._steps if awaited is None]
+        host = [awaited for _, awaited in self._steps if awaited is not None]
+        self.device = median(device) if len(device) >= least else None
+        self.host = median(host) if len(host) >= least else None
         self.last = number
 
 
@@ -89,7 +108,13 @@ class StepClock:
         self._num_told = 0
 
     def note(
-        self, now_ms: float, num_requests: int, kind: StepKind, expected_ms: float
+        self,
+        now_ms: float,
+        num_requests: int,
+        kind: StepKind,
+        expected_ms: float,
+        plain_ms: float,
+        gpu_waited: bool,
     ) -> None:
         """Take in a step that was just done.
 
@@ -99,6 +124,8 @@ class StepClock:
             kind: of the step.
             expected_ms: what it should have cost; 0 where that cannot be said, as
                 beside a prefill.
+            plain_ms: what it should have cost without drafts.
+            gpu_waited: whether the device had nothing to do until the host launched it.
         """
         last, self._last_ms = self._last_ms, now_ms
         drafting = self._known(StepKind.DRAFTS, num_requests)
@@ -113,7 +140,8 @@ class StepClock:
         times = (now_ms - last) / expected_ms
         if not known.is_known or times <= _MOST_TIMES * known.typical:
             self._num_told += 1
-            known.note(times, self._num_told)
+            awaited = (now_ms - last) / plain_ms if gpu_waited else None
+            known.note(times, awaited, self._num_told)
 
     def ratios(self, num_requests: int, measured: bool) -> CostRatios:
         """Return by how much more than plain steps others exceed their cost.
@@ -134,10 +162,22 @@ class StepClock:
                 return CostRatios()
             left = max(1.0 - drafts.doubted / _STEPS_TO_FADE, 0.0)
             return CostRatios(drafts=(max(drafts.typical, 1.0) * _DOUBT) ** left)
+        # They cannot cost less than nothing: that was another moment's host.
+        by_places = 1.0 if places is None else _beside(places, places.typical, plain)
+        by_places = max(by_places, 1.0)
+        if drafts is None:
+            return CostRatios(places=by_places)
+        if drafts.host is None:
+            return CostRatios(_beside(drafts, drafts.typical, plain), by_places)
+        # Where only the host is known of, the device takes what it should: as it does
+        # for plain steps, if it is what they wait for.
+        device = drafts.device
+        if device is None:
+            device = 1.0 if plain.device is None else plain.device
         return CostRatios(
-            1.0 if drafts is None else _beside(drafts, plain),
-            # They cannot cost less than nothing: that was another moment's host.
-            1.0 if places is None else max(_beside(places, plain), 1.0),
+            _beside(drafts, device, plain),
+            by_places,
+            _beside(drafts, drafts.host, plain),
         )
 
     def _known(self, kind: StepKind, num_requests: int) -> _Known | None:
@@ -153,7 +193,7 @@ class StepClock:
         return None
 
 
-def _beside(known: _Known, plain: _Known) -> float:
+def _beside(known: _Known, times: float, plain: _Known) -> float:
     # Of moments far apart: the host may have been busier in one of them.
     apart = abs(known.last - plain.last) / _STEPS_TO_FADE
-    return 1.0 + (known.typical / plain.typical - 1.0) * math.exp(-apart)
+    return 1.0 + (times / plain.typical - 1.0) * math.exp(-apart)

@@ -54,9 +54,13 @@ class TrimLog:
             self._was_asleep = policy.asleep
             logger.info(
                 "mrv2-spec: drafting %s: the best budget is good for %.2f times the "
-                "tokens per ms of none",
+                "tokens per ms of none; by the clock drafts take %.2f times what they "
+                "should, places alone %.2f times%s",
                 "sleeps" if policy.asleep else "wakes",
                 policy.gain,
+                policy.cost_ratios.drafts,
+                policy.cost_ratios.places,
+                _host(policy.cost_ratios.host),
             )
         if self._steps >= STEPS_BETWEEN_LINES:
             self._say()
@@ -79,3 +83,7 @@ class TrimLog:
             self._expected / max(self._drafting, 1),
             self._tokens / max(self._rounds, 1),
         )
+
+
+def _host(times: float) -> str:
+    return f", the host {times:.2f} times a plain step" if times else ""

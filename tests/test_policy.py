@@ -294,7 +294,7 @@ def test_waking_for_nothing_makes_it_sleep_deeper() -> None:
     for _ in range(6):
         naps.append(steps_until(made, False, GOOD))
         steps_until(made, True, BAD)
-    assert naps[-1] > 3 * naps[0]
+    assert naps[-1] >= 2 * naps[0]
     # Having been of use it is as easily woken as ever.
     steps_until(made, False, GOOD)
     for _ in range(200):

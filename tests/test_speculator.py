@@ -94,7 +94,8 @@ def test_the_longer_nobody_asks_the_fewer_steps_look() -> None:
     # Always two in a row: the first one's drafts are judged in the second.
     assert all(step + 1 in steps for step in steps[1:-1:2])
     assert len([step for step in steps if step < 64]) == 1 + 2 * 7
-    assert len([step for step in steps if 64 <= step < 512]) == 2 * 28
+    assert len([step for step in steps if 64 <= step < 192]) == 2 * 8
+    assert len([step for step in steps if 192 <= step < 512]) == 2 * 10
 
 
 def test_asked_again_it_looks_as_often_as_at_first(device: torch.device) -> None:
@@ -107,6 +108,6 @@ def test_asked_again_it_looks_as_often_as_at_first(device: torch.device) -> None
             one.step(np.array([0, 1]), places)
         return one.asked - before
 
-    assert times_asked(0, 512) == 1 + 2 * 7 + 2 * 28 + 1
+    assert times_asked(0, 512) == 1 + 2 * 7 + 2 * 8 + 2 * 10 + 1
     assert times_asked(K, 3) == 3
     assert times_asked(0, 16) == 1 + 2 + 1

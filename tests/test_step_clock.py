@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mrv2_spec.kernels.value_drafts import ROUNDS, TALLY_WIDTH
+from mrv2_spec.kernels.value_drafts import ROUNDS, TALLY_WIDTH, bin_edges
 from mrv2_spec.policy import DraftPolicy
 from mrv2_spec.step_clock import CostRatios, StepClock, StepKind
 from mrv2_spec.step_costs import CostCurve, StepCosts
@@ -18,12 +18,15 @@ def run(
     places: bool = False,
     requests: int = 64,
     expected: float = 10.0,
+    plain: float = 10.0,
+    waited: bool = False,
     now: float = 0.0,
 ) -> float:
     kind = StepKind.PLACES if places else StepKind.PLAIN
+    kind = StepKind.DRAFTS if drafts else kind
     for _ in range(steps):
         now += ms
-        clock.note(now, requests, StepKind.DRAFTS if drafts else kind, expected)
+        clock.note(now, requests, kind, expected, plain, waited)
     return now
 
 
@@ -75,6 +78,36 @@ def test_places_that_nobody_verifies_are_a_kind_of_their_own() -> None:
     # A host that was busier while drafting slept: places never bring anything.
     run(clock, 40, 20.0, now=now)
     assert clock.ratios(64, True).places == 1.0
+
+
+def test_drafts_that_the_host_is_too_slow_for() -> None:
+    clock = StepClock()
+    now = run(clock, 20, 10.0)
+    # The device waits in all of them: nobody knows what it would take.
+    now = run(clock, 20, 15.0, drafts=True, expected=12.0, waited=True, now=now)
+    assert clock.ratios(64, True) == CostRatios(
+        drafts=pytest.approx(1.0, rel=0.01), host=pytest.approx(1.5, rel=0.02)
+    )
+    # Larger budgets, for which it is busy: a tenth dearer than they should be.
+    now = run(clock, 16, 22.0, drafts=True, expected=20.0, now=now)
+    assert clock.ratios(64, True) == CostRatios(
+        drafts=pytest.approx(1.1, rel=0.01), host=pytest.approx(1.5, rel=0.02)
+    )
+    # A few accidents among those are none of the host's doing.
+    for _ in range(4):
+        now = run(clock, 9, 22.0, drafts=True, expected=20.0, now=now)
+        now = run(clock, 1, 50.0, drafts=True, expected=20.0, waited=True, now=now)
+    assert clock.ratios(64, True).host == 0.0
+
+
+def test_plain_steps_that_the_host_is_too_slow_for() -> None:
+    clock = StepClock()
+    now = run(clock, 20, 13.0, waited=True)
+    now = run(clock, 20, 15.6, drafts=True, expected=11.0, waited=True, now=now)
+    # What the device has to do for drafts costs nothing until the host is done.
+    assert clock.ratios(64, True) == CostRatios(
+        drafts=pytest.approx(1 / 1.3, rel=0.01), host=pytest.approx(1.2, rel=0.01)
+    )
 
 
 def test_too_little_is_nothing() -> None:
@@ -170,8 +203,32 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
         now += expected * (plain_ms if asleep else drafting_ms)
         verifying += budget > 0
         kind = StepKind.DRAFTS if budget else StepKind.PLACES
-        clock.note(now, 120, StepKind.PLAIN if asleep else kind, expected)
+        kind = StepKind.PLAIN if asleep else kind
+        clock.note(now, 120, kind, expected, policy.cost_of(120, 0), False)
     assert (verifying > 900) if pays else (verifying < 100), verifying
+
+
+def test_a_host_that_is_the_limit_makes_larger_budgets_the_better_ones() -> None:
+    # Places worth less than a row costs, from the 40th on: free while the host is busy.
+    linear = CostCurve.of([(n, 4.0 + 0.02 * n) for n in (1, 16384)], 0)
+    tally = np.zeros(TALLY_WIDTH, np.int32)
+    for value, places in ((0.9, 40), (0.25, 160)):
+        tally[sum(value < edge for edge in bin_edges())] += places
+    tally[ROUNDS] = 100
+    budgets = []
+    for host_ms in (0.0, 8.0, 9.0, 12.0):
+        policy = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
+        policy.cost_ratios = CostRatios(host=host_ms / policy.cost_of(100, 0))
+        for _ in range(20):
+            policy.observe(tally)
+        budgets.append(policy.choose(100, 100, 1600, 4096))
+    assert budgets == [
+        pytest.approx(40, rel=0.2),
+        pytest.approx(100, rel=0.2),
+        pytest.approx(150, rel=0.2),
+        # More than all drafts together are good for.
+        0,
+    ]
 
 
 def test_fades_while_the_other_kind_runs() -> None:

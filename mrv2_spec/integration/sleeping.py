@@ -28,6 +28,8 @@ _SHARE_BESIDE_PROMPTS = 8
 _REPORT = "_mrv2_spec_report"
 # On the scheduler: its StepClock.
 _CLOCK = "_mrv2_spec_clock"
+# On the runner: the event after the newest step's output.
+_LAST_OUTPUT = "_mrv2_spec_last_output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class _Report:
         num_requests: of the step.
         kind: of the step.
         expected_ms: what it should have cost; 0 where that cannot be said.
+        plain_ms: what it should have cost without drafts.
+        gpu_waited: whether the device was done with the step before when this one was
+            launched.
         costs_are_measured: whether that is in milliseconds.
     """
 
@@ -46,20 +51,39 @@ class _Report:
     num_requests: int
     kind: StepKind
     expected_ms: float
+    plain_ms: float
+    gpu_waited: bool
     costs_are_measured: bool
+
+
+def _gpu_waits(runner: Any) -> bool:
+    """Tell, without waiting, whether the device is done with the step before."""
+    last_output = getattr(runner, _LAST_OUTPUT, None)
+    return (
+        last_output is not None
+        and runner.device.type == "cuda"
+        and bool(last_output.query())
+    )
 
 
 def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
-        output = original(self, grammar_output)
         manager = self.adaptive_verification
-        if output is not None and isinstance(manager, TrimManager):
+        if not isinstance(manager, TrimManager):
+            return original(self, grammar_output)
+        # The step's forward pass was just launched, its sampling was not.
+        gpu_waited = _gpu_waits(self)
+        output = original(self, grammar_output)
+        if output is not None:
+            setattr(self, _LAST_OUTPUT, getattr(output, "copy_event", None))
             result = getattr(output, "model_runner_output", output)
             report = _Report(
                 manager.num_places,
                 manager.num_requests,
                 manager.kind,
                 manager.expected_ms,
+                manager.plain_ms,
+                gpu_waited,
                 manager.costs_are_measured,
             )
             setattr(result, _REPORT, report)
@@ -84,6 +108,8 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
                 report.num_requests,
                 report.kind,
                 report.expected_ms,
+                report.plain_ms,
+                report.gpu_waited,
             )
         return original(self, scheduler_output, model_runner_output)
 

@@ -118,7 +118,7 @@ class TrimManager:
         # Scheduled tokens that are no drafts.
         self._num_plain = 0
         self.num_requests = 0
-        self.expected_ms = 0.0
+        self.expected_ms = self.plain_ms = 0.0
         self.kind = StepKind.PLAIN
         self.costs_are_measured = False
         # Draft places that a request should be scheduled: awake, and now.
@@ -177,9 +177,10 @@ class TrimManager:
         self._draft_values.asleep |= policy.asleep
         self.num_places = 0 if policy.asleep else self._num_wanted
         self.kind = self._kind(bool(drafts))
-        self.expected_ms = 0.0
+        self.expected_ms = self.plain_ms = 0.0
         if num_plain == num_reqs:
             self.expected_ms = policy.cost_of(num_reqs, self.draft_budget)
+            self.plain_ms = policy.cost_of(num_reqs, 0)
         if self._log is not None:
             self._log.note(self.draft_budget, len(drafts), num_drafts, tally)
         return self.draft_budget
