@@ -80,19 +80,20 @@ class Ledger:
         if dropped:
             counted = counted.copy()
             counted[list(dropped)] = False
+        all_count = counted.all()
         drafts = step.drafts
         if drafts is None:
-            self._add_bare(slots[counted])
+            self._add_bare(slots if all_count else slots[counted])
             return np.zeros(slots.shape[0], dtype=np.int32)
         if cuts:
             self._cut(step, req_ids, cuts)
         lengths, fillers = settle(step, drafts, self.num_drafts)
-        sources = np.minimum(np.maximum(drafts[2], 0), len(SOURCES) - 1)
+        sources = drafts[2]
         for i in dropped:
             if step.is_round[i]:
                 self._lose(req_ids[i], int(lengths[PROPOSED, i]), int(sources[i]))
         verified: Int32Array = lengths[VERIFIED]
-        if not counted.all():
+        if not all_count:
             slots, sources, fillers = slots[counted], sources[counted], fillers[counted]
             lengths = lengths[:, counted]
         if slots.shape[0] > 0:
@@ -124,8 +125,11 @@ class Ledger:
         sources: Int32Array,
         fillers: Int32Array,
     ) -> None:
-        sources = np.where(lengths[PROPOSED] > 0, sources, 0)
-        places = lengths + self._kind_offsets + sources * (self.num_drafts + 1)
+        places = lengths + self._kind_offsets
+        if sources.any():
+            sources = np.minimum(np.maximum(sources, 0), len(SOURCES) - 1)
+            sources[lengths[PROPOSED] == 0] = 0
+            places += sources * (self.num_drafts + 1)
         rows = self._rows.reshape(-1)
         starts = slots * self._size
         # No place comes twice: slots differ, and so do the kinds of one slot.
