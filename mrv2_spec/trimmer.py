@@ -80,6 +80,8 @@ class VariableDraftTrimmer:
             for _ in self._staged
         ]
         self._turn = 0
+        # What the newest copy holds.
+        self._newest: tuple[bytes, bytes] | None = None
 
     def max_draft_budget(self, num_reqs: int) -> int:
         """Return the most draft places that ``num_reqs`` requests leave room for."""
@@ -151,6 +153,11 @@ class VariableDraftTrimmer:
         return self._cu_num_logits[: num_reqs + 1], self.query_start_loc
 
     def _to_device(self, drafts: Int32Array, scheduled: Int32Array) -> None:
+        newest = (drafts.tobytes(), scheduled.tobytes())
+        if newest == self._newest:
+            # It is there already, as while the same number of requests decode.
+            return
+        self._newest = newest
         # One transfer for both, from memory that is pinned once: to pin it anew costs
         # the host more than the copy.
         turn = self._turn = (self._turn + 1) % NUM_STAGED

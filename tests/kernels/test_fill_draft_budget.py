@@ -174,3 +174,27 @@ def test_through_the_trimmer(device: torch.device) -> None:
     )
     assert logits.tolist() == [0, 1, 4]
     assert got.tolist() == [0, 1, 5, 5]
+
+
+def test_through_the_trimmer_step_by_step(
+    device: torch.device, rng: random.Random
+) -> None:
+    starts = torch.zeros(5, dtype=torch.int32, device=device)
+    valid = torch.full((4,), 3, dtype=torch.int32, device=device)
+    trimmer = VariableDraftTrimmer(
+        valid, starts, max_num_reqs=4, max_total_logits=99, device=device
+    )
+    chances = torch.full((4, 3), 0.5, device=device)
+    steps = [([3, 3], [4, 4]), ([3, 3], [4, 5]), ([3], [4]), ([0, 3, 3], [9, 4, 4])]
+    for _ in range(40):
+        # Many are as the one before.
+        drafts, scheduled = (np.array(x, np.int32) for x in rng.choice(steps))
+        slots = torch.tensor(rng.sample(range(4), len(drafts)), device=device)
+        if rng.random() < 0.5:
+            budget = int(drafts.sum())
+            logits, got = trimmer.fill(slots, drafts, scheduled, chances, budget)
+        else:
+            logits, got = trimmer.trim(slots, drafts, scheduled)
+        assert logits.tolist() == [0, *np.cumsum(drafts + 1)]
+        ends = np.cumsum(scheduled).tolist()
+        assert got.tolist() == [0, *ends, *ends[-1:] * (4 - len(ends))]
