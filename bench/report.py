@@ -66,6 +66,7 @@ def page(
         "ranks": lambda: engines.ranks(records),
         "slowest": lambda: grid_sections.slowest(grid),
         "asleep": lambda: grid_sections.asleep(grid),
+        "graph-memory": lambda: grid_sections.graph_memory(grid),
         "rivals-time": lambda: drafting.rivals_time(records),
         "trim-time": lambda: drafting.trim_time(records),
         "propose-time": lambda: drafting.propose_time(records),

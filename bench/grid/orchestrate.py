@@ -202,7 +202,9 @@ class Orchestrator:
             self.outcome.failures.append(text)
             settings.say(text)
             return
-        self._record(arm, point, {**figures, "host_loop_ms": host_ms})
+        graph_mib = children[arm].described.get("graph_mib")
+        more = {"host_loop_ms": host_ms, "graph_mib": graph_mib}
+        self._record(arm, point, {**figures, **more})
         steps = f"{figures['tokens_per_step']:.2f} tokens a step"
         settings.say(
             f"{arm.label} {point}: TPOT {figures['tpot_ms']:.3f} ms "

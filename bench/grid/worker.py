@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import vllm.envs as envs
 
 from grid.force import Process, Trajectories
@@ -101,4 +102,19 @@ class GridWorker:
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
             "capture_sizes": len(sizes),
+            "graph_mib": _graph_mib(),
         }
+
+
+def _graph_mib() -> float | None:
+    """Return the memory that CUDA graphs hold, of this process alone; None without."""
+    if not torch.cuda.is_available():
+        return None
+    segments = torch.cuda.memory_snapshot()
+    # The allocator's own pool has the id (0, 0), each graph pool another.
+    held = [
+        segment["total_size"]
+        for segment in segments
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    ]
+    return float(sum(held)) / 2**20

@@ -170,6 +170,23 @@ def asleep(grid: Grid) -> str:
     return details("share of steps asleep, by arm and workload", table(head, rows))
 
 
+def graph_memory(grid: Grid) -> str:
+    """The memory of each arm's CUDA graphs, as its newest points tell."""
+    rows = []
+    for arm in in_order(grid.arms):
+        told = [
+            point
+            for point in grid.points
+            if Arm(point.arm, point.k) == arm and point.graph_mib is not None
+        ]
+        if told:
+            newest = max(told, key=lambda point: point.when)
+            rows.append((arm.label, f"{newest.graph_mib:.0f}", newest.commit))
+    if not rows:
+        return "No point says what memory CUDA graphs hold."
+    return table(("arm", "MiB", "commit"), rows)
+
+
 def spreads(grid: Grid) -> str:
     """The points whose runs differ by more than 3 %."""
     wide = [point for point in grid.points if point.spread > SPREAD]

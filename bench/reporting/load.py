@@ -28,6 +28,7 @@ class Point:
         prefill_tok_s: prompt tokens a second until every request had its first token.
         prefill_s: how long that took.
         host_ms: what a fixed piece of Python took the host just before.
+        graph_mib: memory that the engine's CUDA graphs hold.
         when: when it was measured; orders runs.
     """
 
@@ -59,6 +60,7 @@ class Point:
     prefill_tok_s: float | None
     prefill_s: float | None
     host_ms: float | None
+    graph_mib: float | None
     when: str
 
     @property
@@ -181,6 +183,7 @@ def _point(line: dict[str, Any]) -> Point:
         prefill_tok_s=_number_if_any(line, "prefill_tok_s", 1e-6),
         prefill_s=_number_if_any(line, "prefill_s", 1e-6),
         host_ms=_number_if_any(line, "host_loop_ms", 1e-6),
+        graph_mib=_number_if_any(line, "graph_mib", 0.0),
         when=str(line.get("time", "")),
     )
 

@@ -496,3 +496,16 @@ def test_sleep_is_a_share_of_the_steps(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, line("v2-none"), line("ngram", asleep=0.75))
     assert "| ngram:16 | low | 75% |" in part("grid_sections").asleep(grid)
     assert "v2-none" not in part("grid_sections").asleep(grid)
+
+
+def test_memory_of_graphs_by_arm(tmp_path: Path) -> None:
+    section = part("grid_sections").graph_memory
+    assert "No point" in section(grid_of(tmp_path, line("v2-none")))
+    lines = (
+        line("v2-none", graph_mib=512.4),
+        line("ngram", graph_mib=1400.0, c=1, time="2026-01-01T00:00:00Z"),
+        line("ngram", graph_mib=1536.0, c=16, time="2026-01-02T00:00:00Z"),
+    )
+    found = section(grid_of(tmp_path, *lines))
+    assert "| v2-none | 512 |" in found
+    assert "| ngram:16 | 1536 |" in found and "1400" not in found
