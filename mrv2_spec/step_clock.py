@@ -169,11 +169,13 @@ class StepClock:
             return CostRatios(places=by_places)
         if drafts.host is None:
             return CostRatios(_beside(drafts, drafts.typical, plain), by_places)
-        # Where only the host is known of, the device takes what it should: as it does
-        # for plain steps, if it is what they wait for.
         device = drafts.device
         if device is None:
-            device = 1.0 if plain.device is None else plain.device
+            # Only the host is known of. The device takes what it should, or what it
+            # does for plain steps, and no longer than the steps.
+            should = 1.0 if measured else plain.typical
+            device = should if plain.device is None else plain.device
+            device = min(device, drafts.typical)
         return CostRatios(
             _beside(drafts, device, plain),
             by_places,

@@ -110,6 +110,22 @@ def test_plain_steps_that_the_host_is_too_slow_for() -> None:
     )
 
 
+def test_the_device_takes_no_longer_than_the_steps_that_it_waits_in() -> None:
+    # Costs that are far too high, and costs without a unit.
+    clock = StepClock()
+    now = run(clock, 20, 4.0, waited=True)
+    run(clock, 20, 6.0, drafts=True, expected=20.0, waited=True, now=now)
+    ratios = clock.ratios(64, True)
+    assert ratios.drafts == pytest.approx(6 / 20 / (4 / 10), rel=0.02)
+    assert ratios.host == pytest.approx(1.5, rel=0.02)
+    clock = StepClock()
+    now = run(clock, 20, 20.0, expected=1.0, plain=1.0, waited=True)
+    run(clock, 20, 30.0, drafts=True, expected=1.2, plain=1.0, waited=True, now=now)
+    ratios = clock.ratios(64, False)
+    assert ratios.drafts == pytest.approx(1.0, rel=0.02)
+    assert ratios.host == pytest.approx(1.5, rel=0.02)
+
+
 def test_too_little_is_nothing() -> None:
     clock = StepClock()
     now = run(clock, 20, 11.0, drafts=False)
