@@ -27,32 +27,46 @@ _GIVEN_UP = "_mrv2_spec_given_up"
 
 
 class _GivenUp:
-    """Slots that were given up, and a copy of what was pending in all slots then."""
+    """Slots that were given up in one step, and what was pending in them."""
 
-    def __init__(self, speculator: Any) -> None:
-        # Later in this step the slots may go to others: the copy is made now.
-        self.names: list[tuple[str, int]] = []
-        self._num_drafts = _to_host(speculator.num_valid_drafts_for_trim)
-        sources = getattr(speculator, "draft_sources", None)
-        self._sources = None if sources is None else _to_host(sources)
-        self._landed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._landed.record()
+    def __init__(self) -> None:
+        # No slot: nothing was pending.
+        self._names: list[tuple[str, int | None]] = []
+        self._num_drafts: torch.Tensor | None = None
+        self._sources: torch.Tensor | None = None
+
+    def add(self, req_id: str, slot: int, speculator: Any) -> None:
+        """Note a request that gives up its slot."""
+        has_pending = getattr(speculator, "has_pending_drafts", None)
+        if has_pending is not None and not has_pending(np.array([slot])):
+            # As in most steps asleep: nothing is copied for it.
+            self._names.append((req_id, None))
+            return
+        self._names.append((req_id, slot))
+        if self._num_drafts is None:
+            # All slots at once, and now: later in this step they may go to others.
+            self._num_drafts = _to_host(speculator.num_valid_drafts_for_trim)
+            sources = getattr(speculator, "draft_sources", None)
+            self._sources = None if sources is None else _to_host(sources)
 
     def wait(self) -> None:
         """Wait for the copy."""
-        # Waiting for the stream would trip vLLM's check for waits.
-        self._landed.synchronize()
+        if self._num_drafts is not None:
+            # Waiting for the stream would trip vLLM's check for waits.
+            landed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            landed.record()
+            landed.synchronize()
 
     def ended(self) -> list[Ended]:
         """Return the requests; the copy must have landed."""
         return [
-            Ended(
-                req_id,
-                int(self._num_drafts[slot]),
-                0 if self._sources is None else int(self._sources[slot]),
-            )
-            for req_id, slot in self.names
+            Ended(req_id, _at(self._num_drafts, slot), _at(self._sources, slot))
+            for req_id, slot in self._names
         ]
+
+
+def _at(counts: torch.Tensor | None, slot: int | None) -> int:
+    return 0 if counts is None or slot is None else int(counts[slot])
 
 
 class _Gathered:
@@ -187,10 +201,10 @@ def _wrap_remove(original: Callable[..., Any]) -> Callable[..., Any]:
         if slot is not None and speculator is not None:
             given_up: list[_GivenUp] = getattr(self, _GIVEN_UP, [])
             if not given_up or not getattr(self, "_mrv2_spec_removing", False):
-                given_up = [*given_up, _GivenUp(speculator)]
+                given_up = [*given_up, _GivenUp()]
                 setattr(self, _GIVEN_UP, given_up)
                 self._mrv2_spec_removing = True
-            given_up[-1].names.append((req_id, slot))
+            given_up[-1].add(req_id, slot, speculator)
             forget = getattr(speculator, "forget_pending", None)
             if forget is not None:
                 forget(slot)
