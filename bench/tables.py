@@ -33,11 +33,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
-def _from(record: dict[str, Any]) -> str:
+def _machine(record: dict[str, Any]) -> str:
     names = ("driver", "torch", "triton", "vllm")
     versions = [f"{name} {record[name]}" for name in names if record.get(name)]
-    where = ", ".join([record["gpu"] or "CPU", *versions])
-    return f"\n{where}: `{record['command']}`\n"
+    return ", ".join([record["gpu"] or "CPU", *versions])
+
+
+def _from(record: dict[str, Any]) -> str:
+    return f"\n{_machine(record)}: `{record['command']}`\n"
 
 
 def propose_ngram() -> str:
@@ -309,11 +312,14 @@ def engine() -> str:
         if p["arm"] == "v2-none"
     }
     found: dict[tuple[str, str, int], float] = {}
+    runs: dict[tuple[str, str, int], str] = {}
     for p in points:
         at = (p["run_id"], p["workload"], p["c"])
         # Later runs are further down, and count.
         if p["arm"] in ("ngram", "suffix") and p["k"] == 16 and at in base:
             found[p["arm"], p["workload"], p["c"]] = base[at] / p["tpot_ms"]
+            runs[p["arm"], p["workload"], p["c"]] = f"{p['run_id']} ({p['commit']})"
+    columns = (1, 16, 64, 256)
     texts = {
         "low": "reference answers of Spec-Bench",
         "low-smollm2": "SmolLM2's answers",
@@ -327,13 +333,16 @@ def engine() -> str:
             arm,
             *(
                 f"{found[arm, name, c]:.2f}" if (arm, name, c) in found else ""
-                for c in (1, 16, 64, 256)
+                for c in columns
             ),
         )
         for name, text in texts.items()
         for arm in ("ngram", "suffix")
     ]
-    return table(("text", "method", "1", "16", "64", "256"), rows) + _from(points[-1])
+    used = sorted({runs[at] for at in runs if at[1] in texts and at[2] in columns})
+    source = f"`bench/engine_grid.py`, runs {' and '.join(used)}"
+    head = ("text", "method", *map(str, columns))
+    return table(head, rows) + f"\n{_machine(points[-1])}: {source}\n"
 
 
 def counting_cost() -> str:
