@@ -46,19 +46,22 @@ def test_sleeping_changes_no_token(
     texts: Texts,
     run: Callable[..., dict[str, Any]],
 ) -> None:
+    num_tokens = 2 * NUM_TOKENS
     prompts, expected = texts.draw(
         lambda: walk(rng, 40),
         3,
-        NUM_TOKENS,
-        lambda prompt, text: len(rounds(prompt, text, K)) < NUM_TOKENS - 8,
+        num_tokens,
+        lambda prompt, text: len(rounds(prompt, text, K)) < num_tokens - 16,
     )
     engine = ngram(K)
     engine["additional_config"]["mrv2_spec"]["trim_explain"] = True
+    # The second look is in the eighth step asleep: those between have no drafts.
+    two_looks = {POLICY + "_MIN_STEPS_TO_WAKE": 2, POLICY + "_MAX_STEPS_TO_WAKE": 2}
     result = run(
-        [add(f"r{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
+        [add(f"r{i}", prompt, num_tokens) for i, prompt in enumerate(prompts)],
         engine=engine,
         async_scheduling=async_scheduling,
-        constants=RESTLESS,
+        constants=RESTLESS | two_looks,
         record=True,
     )
     assert outputs(result) == expected
