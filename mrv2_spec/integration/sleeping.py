@@ -18,10 +18,14 @@ from typing import Any
 
 from mrv2_spec.integration.patching import Patch
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
-from mrv2_spec.integration.verification import COST_RATIOS, TrimManager
+from mrv2_spec.integration.verification import (
+    COST_RATIOS,
+    SHARE_OF_FULL_STEP,
+    TrimManager,
+)
 from mrv2_spec.step_clock import StepClock, StepKind
 
-# Beside prompts, places may take one in so many of a step's tokens.
+# Beside prompts that had tokens enough, places may take one in so many of a step's.
 _SHARE_BESIDE_PROMPTS = 8
 
 # On a step's output: a _Report. On the scheduler: the newest one.
@@ -121,23 +125,21 @@ def _places_that_fit(scheduler: Any, scheduler_output: Any) -> int:
     num_running = max(len(scheduler.running), 1)
     most: int = scheduler.max_num_scheduled_tokens // num_running
     num_drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
-    num_plain = scheduler_output.total_num_scheduled_tokens - num_drafts
-    has_prompts = num_plain > len(scheduler_output.num_scheduled_tokens)
-    if has_prompts or _keeps_out_a_prompt(scheduler, scheduler_output):
-        return most // _SHARE_BESIDE_PROMPTS
-    return max(most - 1, 0)
+    num_tokens = scheduler_output.total_num_scheduled_tokens
+    has_prompts = num_tokens - num_drafts > len(scheduler_output.num_scheduled_tokens)
+    is_full = num_tokens >= scheduler.max_num_scheduled_tokens
+    if not has_prompts and not _keeps_out_a_prompt(scheduler, is_full):
+        return max(most - 1, 0)
+    # Of full steps drafts get no more than this, however many places they have.
+    return most // (SHARE_OF_FULL_STEP if is_full else _SHARE_BESIDE_PROMPTS)
 
 
-def _keeps_out_a_prompt(scheduler: Any, scheduler_output: Any) -> bool:
+def _keeps_out_a_prompt(scheduler: Any, is_full: bool) -> bool:
     """Tell whether a prompt waits that may have lacked nothing but tokens."""
     if not scheduler.waiting or len(scheduler.running) >= scheduler.max_num_active_reqs:
         return False
-    num_tokens = scheduler_output.total_num_scheduled_tokens
     # Without chunks a prompt needs a step's tokens for all of it.
-    return (
-        not scheduler.scheduler_config.enable_chunked_prefill
-        or num_tokens >= scheduler.max_num_scheduled_tokens
-    )
+    return is_full or not scheduler.scheduler_config.enable_chunked_prefill
 
 
 def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:

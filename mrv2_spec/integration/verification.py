@@ -39,7 +39,7 @@ logger = logging.getLogger("vllm.mrv2_spec")
 
 # Of a step that is full, as prompts wait for tokens, drafts get one row in so many: all
 # that waits, waits for them.
-_SHARE_OF_FULL_STEP = 50
+SHARE_OF_FULL_STEP = 50
 # On a scheduled step: how much dearer steps with drafts are than they should be.
 COST_RATIOS = "_mrv2_spec_cost_ratios"
 # Where the start-up line finds, on the request states, what was decided here.
@@ -162,7 +162,7 @@ class TrimManager:
         if drafts:
             most = self._trimmer.max_draft_budget(num_reqs)
             if num_plain > num_reqs and num_tokens >= self._most_tokens:
-                most = min(most, max(num_plain // _SHARE_OF_FULL_STEP, 1))
+                most = min(most, max(num_plain // SHARE_OF_FULL_STEP, 1))
             self.draft_budget = policy.choose(num_plain, len(drafts), num_drafts, most)
         elif tally is not None and policy.asleep:
             num_decoding = sum(

@@ -117,8 +117,8 @@ def test_logprobs(rng: random.Random, texts: Texts, run: Run) -> None:
 def test_long_rows_in_many_chunks(rng: random.Random, texts: Texts, run: Run) -> None:
     # The prompts are longer than what a step computes, and a row is many chunks of the
     # n-gram kernel: its scratch must survive rows that are still in their prefill.
-    # Beside prompts, two requests may have an eighth of a step's tokens for drafts: all
-    # three each.
+    # Beside prompts, two requests may have some of a step's tokens for drafts: as much
+    # here as all three each need.
     prompts, expected = texts.draw(lambda: walk(rng, 150), 2, 10)
     result = run(
         [add(f"r{i}", p, 10) for i, p in enumerate(prompts)],
@@ -126,6 +126,7 @@ def test_long_rows_in_many_chunks(rng: random.Random, texts: Texts, run: Run) ->
         async_scheduling=True,
         kernel_block=16,
         record=True,
+        constants={"mrv2_spec.integration.sleeping.SHARE_OF_FULL_STEP": 8},
     )
     assert outputs(result) == expected
     check_drafts(result["records"], dict(enumerate(prompts)), num_drafts=3)

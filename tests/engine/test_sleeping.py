@@ -104,6 +104,47 @@ def test_asleep_every_draft_is_counted_once(
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
+def test_places_cost_a_long_prompt_no_step(
+    async_scheduling: bool,
+    rng: random.Random,
+    texts: Texts,
+    run: Callable[..., dict[str, Any]],
+) -> None:
+    # 48 tokens of each step are the prompt's while two requests decode, but of the
+    # first, in which both still have all their places: 16 + 48 + 48 + 38. With an
+    # eighth of the steps for places it would take one step more.
+    first, told = texts.draw(lambda: walk(rng, 20), 2, 2 * NUM_TOKENS)
+    (late,), (answer,) = texts.draw(lambda: walk(rng, 150), 1, 4)
+    result = run(
+        [
+            *(add(f"r{i}", prompt, 2 * NUM_TOKENS) for i, prompt in enumerate(first)),
+            ["step", 16],
+            add("late", late, 4),
+        ],
+        engine=ngram(16) | {"max_num_batched_tokens": 50, "max_num_seqs": 3},
+        async_scheduling=async_scheduling,
+        record=True,
+        constants={
+            POLICY + "_MIN_STEPS_TO_SLEEP": 1000,
+            POLICY + "_MAX_STEPS_TO_SLEEP": 1000,
+        },
+    )
+    assert outputs(result) == [*told, answer]
+    assert result["counters"]["accepted"] > 0
+    with_late = [
+        step
+        for step in result["records"]
+        if any(entry["id"] == "late" for entry in step)
+    ]
+    began = [
+        any(entry["id"] == "late" and entry["emitted"] for entry in step)
+        for step in with_late
+    ]
+    assert began.index(True) == 3
+    assert all(len(step) == 3 for step in with_late[:4])
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
 # Six requests with eight places each want 54 tokens of a step's 24, or of 8, which
 # leave no request a place.
 @pytest.mark.parametrize("num_tokens_per_step", [24, 8])
