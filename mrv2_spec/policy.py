@@ -223,14 +223,18 @@ class DraftPolicy:
             return 0
         totals = self._sizes_to_choose(num_tokens, num_tokens + limit)
         accepted = self._curve(totals - num_tokens, num_requests)
+        ratios, plain_ms = self.cost_ratios, self.cost_of(num_requests, 0)
+        host_ms = ratios.host * plain_ms
         # Prefills are charged what they cost without drafts: in a long step a draft
         # that costs more than a later step would looks cheap.
-        prefill_ms = self._drafting_ms[num_tokens] - self._drafting_ms[num_requests]
-        other_ms = self._contexts_ms(num_requests) - prefill_ms
-        ratios, plain_ms = self.cost_ratios, self.cost_of(num_requests, 0)
-        ms = ratios.drafts * (self._drafting_ms[totals] + other_ms)
+        rows_ms = self._drafting_ms[totals] - self._drafting_ms[num_tokens]
+        decodes_ms = self._drafting_ms[num_requests] + self._contexts_ms(num_requests)
+        if num_tokens > num_requests:
+            # The device is busy with them, whatever the host does.
+            decodes_ms = max(decodes_ms, host_ms / ratios.drafts)
         # While the device waits for the host, more drafts cost nothing.
-        rates = (num_requests + accepted) / np.maximum(ms, ratios.host * plain_ms)
+        ms = np.maximum(ratios.drafts * (decodes_ms + rows_ms), host_ms)
+        rates = (num_requests + accepted) / ms
         best = int(rates.argmax())
         self.gain = float(rates[best]) * plain_ms / num_requests
         self.expected_accepted = float(accepted[best])

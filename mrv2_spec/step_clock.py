@@ -34,8 +34,8 @@ class StepKind(IntEnum):
     DRAFTS = 2
 
 
-# Of those kept, steps that the device waited for are taken for more than accidents if
-# they are one in so many at least.
+# What the device takes is told by the steps in which it waited for nothing, if these
+# are one in so many of those kept at least.
 _ONE_IN = 4
 
 
@@ -60,9 +60,11 @@ class _Known:
 
     Attributes:
         typical: by how much they exceed their cost.
-        device: by how much those do that the device had no time to wait for, or None
+        device: by how much those do in which the device waited for nothing, or None
             if too few of them are kept.
-        host: by how much the others exceed the cost of plain steps, or None.
+        host: by how much the median step exceeds the cost of plain ones if the host is
+            what it took so long for, or None. In steps that the device did not wait in
+            the host took less than they did: nobody knows how much.
         last: the number of the last one, of all steps that told something.
         doubted: steps since it is known, while no plain ones are.
     """
@@ -83,11 +85,12 @@ class _Known:
     def note(self, times: float, plain_times: float | None, number: int) -> None:
         self._steps.append((times, plain_times))
         self.typical = median(times for times, _ in self._steps)
-        least = max(_LEAST_STEPS, len(self._steps) // _ONE_IN)
         device = [times for times, awaited in self._steps if awaited is None]
-        host = [awaited for _, awaited in self._steps if awaited is not None]
+        least = max(_LEAST_STEPS, len(self._steps) // _ONE_IN)
         self.device = median(device) if len(device) >= least else None
-        self.host = median(host) if len(host) >= least else None
+        host = sorted(awaited for _, awaited in self._steps if awaited is not None)
+        middle = len(self._steps) // 2 - len(device)
+        self.host = host[middle] if host and middle >= 0 else None
         self.last = number
 
 
@@ -161,26 +164,24 @@ class StepClock:
             if drafts is None or not measured:
                 return CostRatios()
             left = max(1.0 - drafts.doubted / _STEPS_TO_FADE, 0.0)
-            return CostRatios(drafts=(max(drafts.typical, 1.0) * _DOUBT) ** left)
-        # They cannot cost less than nothing: that was another moment's host.
-        by_places = 1.0 if places is None else _beside(places, places.typical, plain)
-        by_places = max(by_places, 1.0)
+            device, host = _device_and_host(drafts, 1.0)
+            longer = max(device, host)
+            plain_times = longer / (max(longer, 1.0) * _DOUBT) ** left
+            return CostRatios(drafts=device / plain_times, host=host / plain_times)
+        by_places = 1.0
+        if places is not None:
+            by_places = places.typical / _plain_times(plain, places, places.typical)
+            # They cannot cost less than nothing: that was another moment's host.
+            by_places = max(by_places, 1.0)
         if drafts is None:
             return CostRatios(places=by_places)
-        if drafts.host is None:
-            return CostRatios(_beside(drafts, drafts.typical, plain), by_places)
-        device = drafts.device
-        if device is None:
-            # Only the host is known of. The device takes what it should, or what it
-            # does for plain steps, and no longer than the steps.
-            should = 1.0 if measured else plain.typical
-            device = should if plain.device is None else plain.device
-            device = min(device, drafts.typical)
-        return CostRatios(
-            _beside(drafts, device, plain),
-            by_places,
-            _beside(drafts, drafts.host, plain),
-        )
+        # The device takes what it should, or what it does for plain steps.
+        should = 1.0 if measured else plain.typical
+        should = should if plain.device is None else plain.device
+        device, host = _device_and_host(drafts, should)
+        # Both fade with one: which of them is the longer stays true.
+        plain_times = _plain_times(plain, drafts, max(device, host))
+        return CostRatios(device / plain_times, by_places, host / plain_times)
 
     def _known(self, kind: StepKind, num_requests: int) -> _Known | None:
         """Return what is known of a kind of step, or else of a like number of requests.
@@ -195,7 +196,23 @@ class StepClock:
         return None
 
 
-def _beside(known: _Known, times: float, plain: _Known) -> float:
-    # Of moments far apart: the host may have been busier in one of them.
-    apart = abs(known.last - plain.last) / _STEPS_TO_FADE
-    return 1.0 + (times / plain.typical - 1.0) * math.exp(-apart)
+def _device_and_host(drafts: _Known, should: float) -> tuple[float, float]:
+    """Return by how much the device and the host exceed; 0 for an unknown host.
+
+    Args:
+        drafts: steps that verify some.
+        should: what the device takes where only the host is known of: no longer than
+            the steps, in any case.
+    """
+    if drafts.host is None:
+        return drafts.typical, 0.0
+    device = drafts.device
+    return min(should, drafts.typical) if device is None else device, drafts.host
+
+
+def _plain_times(plain: _Known, other: _Known, other_times: float) -> float:
+    """Return by how much plain steps exceed their cost, to compare others with."""
+    # Of moments far apart: the host may have been busier in one of them, so that plain
+    # steps would now be as much dearer than reckoned as the others.
+    fresh = math.exp(-abs(other.last - plain.last) / _STEPS_TO_FADE)
+    return 1.0 / (fresh / plain.typical + (1.0 - fresh) / other_times)

@@ -20,7 +20,8 @@ class VariableDraftTrimmer:
     """Lays out a batch with as many drafts a request as are worth verifying.
 
     Knows nothing of drafters: it reads how many of each slot's drafts are real and,
-    for a budget, how likely the target is to accept them.
+    for a budget, how likely the target is to accept them. All calls are made on one
+    stream: what an earlier one copied to the device serves later ones.
 
     Args:
         num_valid_drafts: [max_num_reqs] int32 on the device, by slot; read anew at

@@ -102,6 +102,30 @@ def test_prompts_are_charged_what_their_rows_cost_beside_drafts() -> None:
     assert gains[0] == pytest.approx(gains[1])
 
 
+@pytest.mark.parametrize("host", [0.0, 1.2, 1.3])
+@pytest.mark.parametrize("drafts", [0.5, 0.7, 1.0])
+def test_beside_prompts_the_device_waits_for_no_host(
+    host: float, drafts: float
+) -> None:
+    # A prompt of 1000 tokens takes it far longer than what the host takes: no row of a
+    # draft is free, and only those are verified that pay for theirs.
+    linear = CostCurve.of([(n, 4.0 + 0.02 * n) for n in (1, 16384)], 0)
+    made = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
+    seen = np.zeros(TALLY_WIDTH, np.int32)
+    for value, places in ((0.9, 40), (0.05, 400)):
+        seen[sum(value < edge for edge in bin_edges())] += places
+    seen[ROUNDS] = 100
+    for _ in range(50):
+        made.observe(seen)
+    made.cost_ratios = CostRatios(drafts=drafts, host=host)
+    # Beside decodes alone they are free, up to what the host takes.
+    free = max(host * made.cost_of(100, 0) / drafts - made.cost_of(100, 40), 0.0) / 0.02
+    beside = made.choose(1100, 100, 100 * K, 4096)
+    assert beside <= 60
+    if free > 40:
+        assert made.choose(100, 100, 100 * K, 4096) >= 40 + 0.5 * free
+
+
 def test_a_few_steps_of_large_gain_do_not_decide() -> None:
     # One step in six gains tenfold: by itself that would be a mean of 2.5.
     made = woken_in_vain()

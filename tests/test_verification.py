@@ -18,6 +18,7 @@ from mrv2_spec.integration import verification, widths
 from mrv2_spec.integration.graphs import _wrap_sizes
 from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.integration.verification import (
+    FEW_PLACES,
     TrimManager,
     _speaks,
     _spread,
@@ -44,6 +45,7 @@ class Engine:
     ) -> None:
         self.device = device
         self.contexts: list[int] = []
+        self.few_places = False
         self.states = SimpleNamespace(
             max_num_reqs=SLOTS,
             max_model_len=4096,
@@ -83,16 +85,14 @@ class Engine:
     def choose(
         self, scheduled: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        return self.manager.choose(
-            SimpleNamespace(
-                num_scheduled_tokens=scheduled,
-                total_num_scheduled_tokens=sum(scheduled.values()),
-                scheduled_spec_decode_tokens=draft_tokens,
-                scheduled_cached_reqs=SimpleNamespace(
-                    num_computed_tokens=self.contexts
-                ),
-            )
+        step = SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_spec_decode_tokens=draft_tokens,
+            scheduled_cached_reqs=SimpleNamespace(num_computed_tokens=self.contexts),
         )
+        setattr(step, FEW_PLACES, self.few_places)
+        return self.manager.choose(step)
 
     def step(
         self, scheduled: dict[str, int], drafts: dict[str, int]
@@ -164,6 +164,28 @@ def test_budget_follows_the_values_that_are_lag_steps_old(
         engine.draft(["a", "b"], [real, real])
     # Nothing is known at first, and so small a step is verified whole.
     assert budgets == [2 * K] * 3 + [6] * 2
+
+
+def test_drafts_for_few_places_say_nothing_of_what_many_are_worth(
+    device: torch.device,
+) -> None:
+    def worth(few_places: bool) -> list[float]:
+        engine = Engine(device, lag=3)
+        engine.add("a", 5)
+        found = []
+        # Prompts take the places in the middle: nothing is drafted then.
+        for step in range(12):
+            cut = 4 <= step < 8
+            engine.few_places = cut and few_places
+            engine.step({"a": K + 1}, {"a": K})
+            found.append(engine.manager.policy.expected_accepted)
+            engine.draft(["a"], [0 if cut else 3])
+        return found
+
+    found = worth(True)
+    assert found[3:] == [pytest.approx(found[3])] * 9 and found[3] > 1
+    # Three steps late, they would count for nothing.
+    assert worth(False)[10] < 0.7 * found[3]
 
 
 def test_a_new_request_does_not_inherit_its_slots_drafts(device: torch.device) -> None:

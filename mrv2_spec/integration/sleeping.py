@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrv2_spec.integration.patching import Patch
-from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
+from mrv2_spec.integration.signatures import EXECUTE_MODEL, UPDATE_FROM_OUTPUT
 from mrv2_spec.integration.verification import (
     COST_RATIOS,
+    FEW_PLACES,
     SHARE_OF_FULL_STEP,
     TrimManager,
 )
@@ -32,8 +33,10 @@ _SHARE_BESIDE_PROMPTS = 8
 _REPORT = "_mrv2_spec_report"
 # On the scheduler: its StepClock.
 _CLOCK = "_mrv2_spec_clock"
-# On the runner: the event after the newest step's output.
+# On the runner: the event after the newest step's output, and whether the device had
+# passed it when the next one was launched.
 _LAST_OUTPUT = "_mrv2_spec_last_output"
+_GPU_WAITED = "_mrv2_spec_gpu_waited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,29 @@ class _Report:
 
 
 def _gpu_waits(runner: Any) -> bool:
-    """Tell, without waiting, whether the device is done with the step before."""
+    """Tell, without waiting, whether the device is done with the step before.
+
+    Without async scheduling it always is, and the host's time comes on top of its own.
+    """
     last_output = getattr(runner, _LAST_OUTPUT, None)
     return (
         last_output is not None
         and runner.device.type == "cuda"
+        and runner.vllm_config.scheduler_config.async_scheduling
         and bool(last_output.query())
     )
+
+
+def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
+    def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if isinstance(self.adaptive_verification, TrimManager):
+            # The forward pass was just launched. Sampling may wait for a grammar, and
+            # with it for the step before.
+            setattr(self, _GPU_WAITED, _gpu_waits(self))
+        return result
+
+    return execute_model
 
 
 def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,8 +94,6 @@ def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
         manager = self.adaptive_verification
         if not isinstance(manager, TrimManager):
             return original(self, grammar_output)
-        # The step's forward pass was just launched, its sampling was not.
-        gpu_waited = _gpu_waits(self)
         output = original(self, grammar_output)
         if output is not None:
             setattr(self, _LAST_OUTPUT, getattr(output, "copy_event", None))
@@ -87,7 +104,7 @@ def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
                 manager.kind,
                 manager.expected_ms,
                 manager.plain_ms,
-                gpu_waited,
+                getattr(self, _GPU_WAITED, False),
                 manager.costs_are_measured,
             )
             setattr(result, _REPORT, report)
@@ -120,8 +137,11 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_from_output
 
 
-def _places_that_fit(scheduler: Any, scheduler_output: Any) -> int:
-    """Return how many draft places a request may have for all to be scheduled."""
+def _places_that_fit(scheduler: Any, scheduler_output: Any) -> tuple[int, bool]:
+    """Return how many draft places a request may have for all to be scheduled.
+
+    And whether prompts are why it is no more.
+    """
     num_running = max(len(scheduler.running), 1)
     most: int = scheduler.max_num_scheduled_tokens // num_running
     num_drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
@@ -129,9 +149,9 @@ def _places_that_fit(scheduler: Any, scheduler_output: Any) -> int:
     has_prompts = num_tokens - num_drafts > len(scheduler_output.num_scheduled_tokens)
     is_full = num_tokens >= scheduler.max_num_scheduled_tokens
     if not has_prompts and not _keeps_out_a_prompt(scheduler, is_full):
-        return max(most - 1, 0)
+        return max(most - 1, 0), False
     # Of full steps drafts get no more than this, however many places they have.
-    return most // (SHARE_OF_FULL_STEP if is_full else _SHARE_BESIDE_PROMPTS)
+    return most // (SHARE_OF_FULL_STEP if is_full else _SHARE_BESIDE_PROMPTS), True
 
 
 def _keeps_out_a_prompt(scheduler: Any, is_full: bool) -> bool:
@@ -148,10 +168,11 @@ def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         if report is not None:
             # Says both how many drafts this step's worker hands on and how many places
             # the next step has.
-            places = min(
-                scheduler_output.num_spec_tokens_to_schedule,
-                _places_that_fit(self, scheduler_output),
-            )
+            wanted = scheduler_output.num_spec_tokens_to_schedule
+            fitting, beside_prompts = _places_that_fit(self, scheduler_output)
+            if beside_prompts and fitting < wanted:
+                setattr(scheduler_output, FEW_PLACES, True)
+            places = min(wanted, fitting)
             if self.scheduler_config.async_scheduling:
                 places = min(places, report.num_places)
             scheduler_output.num_spec_tokens_to_schedule = places
@@ -166,6 +187,7 @@ def _wrap_after_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 RUNNER_PATCHES = (
+    Patch("GPUModelRunner.execute_model", EXECUTE_MODEL, _wrap_execute),
     Patch(
         "GPUModelRunner.sample_tokens",
         (("self", "grammar_output"),),

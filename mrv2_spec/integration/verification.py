@@ -9,6 +9,7 @@ decides by.
 
 import inspect
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,8 @@ logger = logging.getLogger("vllm.mrv2_spec")
 SHARE_OF_FULL_STEP = 50
 # On a scheduled step: how much dearer steps with drafts are than they should be.
 COST_RATIOS = "_mrv2_spec_cost_ratios"
+# On a scheduled step: whether prompts took places from the drafts that are made in it.
+FEW_PLACES = "_mrv2_spec_few_places"
 # Where the start-up line finds, on the request states, what was decided here.
 _WHY_NOT_TRIMMED = "_mrv2_spec_why_not_trimmed"
 
@@ -99,9 +102,11 @@ class TrimManager:
             device=req_states.device,
         )
         self._draft_values = draft_values
-        self._lagged = LaggedCounts(
-            draft_values.tally, vllm_config.max_concurrent_batches + 1
-        )
+        lag = vllm_config.max_concurrent_batches + 1
+        self._lagged = LaggedCounts(draft_values.tally, lag)
+        # Of the step in progress, and of those whose counts are on their way.
+        self._few_places = False
+        self._had_few_places: deque[bool] = deque([False] * lag, maxlen=lag)
         guess = CostCurve.guess(req_states.device.type)
         self.policy = DraftPolicy(StepCosts.without_contexts(guess, guess), may_sleep)
         # Without async scheduling places are scheduled while drafting sleeps, too.
@@ -146,8 +151,11 @@ class TrimManager:
         policy = self.policy
         tally = self._lagged.read()
         if tally is not None:
-            policy.observe(tally)
+            # What drafts for a few places are worth says nothing of the others.
+            if not self._had_few_places[0]:
+                policy.observe(tally)
             self._note_impossible(int(tally[IMPOSSIBLE]))
+        self._few_places = getattr(scheduler_output, FEW_PLACES, False)
         policy.cost_ratios = getattr(scheduler_output, COST_RATIOS, CostRatios())
         # Of the requests that were there before: new ones have none yet.
         contexts = scheduler_output.scheduled_cached_reqs.num_computed_tokens
@@ -256,6 +264,9 @@ class TrimManager:
     ) -> None:
         """Send what was just drafted on its way to the host."""
         self._lagged.publish(self._draft_values.take_tally())
+        # Asleep, drafts are made for all places, scheduled or not.
+        asleep = self._draft_values.asleep
+        self._had_few_places.append(self._few_places and not asleep)
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
         """Yield the dummy steps whose timings make the cost curves."""
