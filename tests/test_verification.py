@@ -17,6 +17,7 @@ from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.integration import verification, widths
 from mrv2_spec.integration.graphs import _wrap_sizes
 from mrv2_spec.integration.trimmable import why_not_trimmed
+from mrv2_spec.integration.sleeping import _LAST_OUTPUT, _gpu_waits
 from mrv2_spec.integration.verification import (
     FEW_PLACES,
     TrimManager,
@@ -650,3 +651,26 @@ def test_no_more_graphs_where_they_are_not(
 
 def test_graph_sizes_that_the_user_chose_stay() -> None:
     assert capture_sizes(vllm_config(), mine=[1, 8]) == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "async_scheduling", "done", "waits"),
+    [
+        ("cuda", True, True, True),
+        ("cuda", True, False, False),
+        # Each step is waited for before the next: the device always is done.
+        ("cuda", False, True, False),
+        ("cpu", True, True, False),
+    ],
+)
+def test_the_device_is_asked_where_it_could_be_busy(
+    device_type: str, async_scheduling: bool, done: bool, waits: bool
+) -> None:
+    config = vllm_config()
+    config.scheduler_config.async_scheduling = async_scheduling
+    runner = SimpleNamespace(
+        device=SimpleNamespace(type=device_type), vllm_config=config
+    )
+    assert not _gpu_waits(runner)
+    setattr(runner, _LAST_OUTPUT, SimpleNamespace(query=lambda: done))
+    assert _gpu_waits(runner) == waits
