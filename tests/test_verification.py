@@ -16,8 +16,8 @@ from mrv2_spec.config import Settings
 from mrv2_spec.draft_values import DraftValues
 from mrv2_spec.integration import verification, widths
 from mrv2_spec.integration.graphs import _wrap_sizes
-from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.integration.sleeping import _LAST_OUTPUT, _gpu_waits
+from mrv2_spec.integration.trimmable import why_not_trimmed
 from mrv2_spec.integration.verification import (
     FEW_PLACES,
     TrimManager,
