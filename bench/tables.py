@@ -311,14 +311,14 @@ def engine() -> str:
         for p in points
         if p["arm"] == "v2-none"
     }
-    found: dict[tuple[str, str, int], float] = {}
-    runs: dict[tuple[str, str, int], str] = {}
+    # (arm, text, requests) -> the ratio, and the run that it is of.
+    found: dict[tuple[str, str, int], tuple[float, str]] = {}
     for p in points:
         at = (p["run_id"], p["workload"], p["c"])
         # Later runs are further down, and count.
         if p["arm"] in ("ngram", "suffix") and p["k"] == 16 and at in base:
-            found[p["arm"], p["workload"], p["c"]] = base[at] / p["tpot_ms"]
-            runs[p["arm"], p["workload"], p["c"]] = f"{p['run_id']} ({p['commit']})"
+            run = f"{p['run_id']} ({p['commit']})"
+            found[p["arm"], p["workload"], p["c"]] = base[at] / p["tpot_ms"], run
     columns = (1, 16, 64, 256)
     texts = {
         "low": "reference answers of Spec-Bench",
@@ -332,14 +332,20 @@ def engine() -> str:
             text,
             arm,
             *(
-                f"{found[arm, name, c]:.2f}" if (arm, name, c) in found else ""
+                f"{found[arm, name, c][0]:.2f}" if (arm, name, c) in found else ""
                 for c in columns
             ),
         )
         for name, text in texts.items()
         for arm in ("ngram", "suffix")
     ]
-    used = sorted({runs[at] for at in runs if at[1] in texts and at[2] in columns})
+    used = sorted(
+        {
+            run
+            for (_, name, c), (_, run) in found.items()
+            if name in texts and c in columns
+        }
+    )
     source = f"`bench/engine_grid.py`, runs {' and '.join(used)}"
     head = ("text", "method", *map(str, columns))
     return table(head, rows) + f"\n{_machine(points[-1])}: {source}\n"

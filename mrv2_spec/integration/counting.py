@@ -26,6 +26,12 @@ _GATHERED = "_mrv2_spec_gathered"
 _GIVEN_UP = "_mrv2_spec_given_up"
 
 
+def _may_be_pending(speculator: Any, slots: Any) -> bool:
+    """Tell whether any slot may have drafts; all may, if the drafter does not say."""
+    has_pending = getattr(speculator, "has_pending_drafts", None)
+    return has_pending is None or has_pending(slots)
+
+
 class _GivenUp:
     """Slots that were given up in one step, and what was pending in them."""
 
@@ -37,8 +43,7 @@ class _GivenUp:
 
     def add(self, req_id: str, slot: int, speculator: Any) -> None:
         """Note a request that gives up its slot."""
-        has_pending = getattr(speculator, "has_pending_drafts", None)
-        if has_pending is not None and not has_pending(np.array([slot])):
+        if not _may_be_pending(speculator, np.array([slot])):
             # As in most steps asleep: nothing is copied for it.
             self._names.append((req_id, None))
             return
@@ -148,11 +153,8 @@ def _wrap_sample(original: Callable[..., Any]) -> Callable[..., Any]:
         num_reqs = input_batch.num_reqs
         drafts = None
         # Asleep, most steps have none: nothing is launched and copied for them.
-        pending = getattr(speculator, "has_pending_drafts", None)
-        if (
-            input_batch.num_draft_tokens
-            or pending is None
-            or pending(input_batch.idx_mapping_np)
+        if input_batch.num_draft_tokens or _may_be_pending(
+            speculator, input_batch.idx_mapping_np
         ):
             drafts = count_drafts(
                 input_batch.idx_mapping,

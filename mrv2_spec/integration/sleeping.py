@@ -91,11 +91,9 @@ def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
-        manager = self.adaptive_verification
-        if not isinstance(manager, TrimManager):
-            return original(self, grammar_output)
         output = original(self, grammar_output)
-        if output is not None:
+        manager = self.adaptive_verification
+        if output is not None and isinstance(manager, TrimManager):
             setattr(self, _LAST_OUTPUT, getattr(output, "copy_event", None))
             result = getattr(output, "model_runner_output", output)
             report = _Report(
