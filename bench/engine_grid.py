@@ -5,6 +5,7 @@
 
 An 8B-shaped model with dummy weights is made to say recorded texts, so that its compute
 is real and acceptance is that of the text; every output is compared with its text.
+An arm may be limited to small points (``v2-intree-ngram:16@64``, ``v2-none@64``).
 Engines of a wave (``--at-once``) start side by side and are measured one at a time.
 Each point is one line of ``engine_grid.jsonl``; a point that is there with the same
 ``--run-id`` and commit is not measured again. With ``--tiny`` a small model runs on the
@@ -41,7 +42,13 @@ ALL_ARMS = (
 ALL_WORKLOADS = ",".join(ORDER)
 ALL_C = ",".join(map(str, CONCURRENCIES))
 
-Arms = Annotated[str, typer.Option(help="NAME:K or NAME, in order, with commas")]
+Arms = Annotated[
+    str,
+    typer.Option(
+        help="NAME:K or NAME, in order, with commas; NAME:K@MOST or NAME@MOST: no "
+        "points of more than MOST requests at a time"
+    ),
+]
 Workloads = Annotated[str, typer.Option(help=f"of {', '.join(NAMES)}")]
 Concurrencies = Annotated[str, typer.Option("--c", help="requests at a time")]
 Points = Annotated[str, typer.Option(help="WORKLOAD:C, in place of the two before")]
@@ -124,9 +131,8 @@ def run(
         trim_explain=trim_explain,
     )
     end_when_told()
-    print(
-        f"run {settings.run_id}: {len(chosen)} arms x {len(wanted)} points", flush=True
-    )
+    total = sum(arm.takes(point.c) for arm in chosen for point in wanted)
+    print(f"run {settings.run_id}: {len(chosen)} arms, {total} points", flush=True)
     if sys.stdout.isatty():
         with Progress() as bar:
             task = bar.add_task("points", total=None)
@@ -166,8 +172,9 @@ def show_points(
     """Show what a run would take, by guesses made before any measurement."""
     wanted = _points(points, workloads, c, LLAMA_8B.engine["max_num_seqs"])
     for arm in _arms(arms):
-        seconds = [guess_seconds(arm, point) for point in wanted]
-        print(f"{arm.label:22s}{len(wanted):4d} points {sum(seconds):7.0f} s")
+        taken = [point for point in wanted if arm.takes(point.c)]
+        seconds = sum(guess_seconds(arm, point) for point in taken)
+        print(f"{arm.label:22s}{len(taken):4d} points {seconds:7.0f} s")
 
 
 if __name__ == "__main__":

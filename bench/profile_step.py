@@ -30,7 +30,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    arms: Annotated[str, typer.Option()] = "v2-none,ngram:16,suffix:16",
+    arms: Annotated[str, typer.Option(help="as of engine_grid.py")] = (
+        "v2-none,ngram:16,suffix:16"
+    ),
     points: Annotated[str, typer.Option()] = "low:256,low:64,high:64",
     kernel_steps: Annotated[int, typer.Option(help="steps on the GPU")] = 30,
     cprofile: Annotated[bool, typer.Option("--cprofile")] = False,

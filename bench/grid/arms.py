@@ -1,6 +1,6 @@
 """What is compared: each arm is a runner, a drafter and whether drafts are trimmed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -43,10 +43,18 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One engine to start: a kind and how many tokens it drafts (0 for none)."""
+    """One engine to start.
+
+    Attributes:
+        name: of its kind.
+        k: how many tokens it drafts, 0 for none.
+        most: requests at a time of the largest point that is taken of it, None for any.
+            A choice of the run, no part of what the arm is.
+    """
 
     name: str
     k: int
+    most: int | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> Kind:
@@ -57,6 +65,10 @@ class Arm:
     def label(self) -> str:
         """Return the arm as the command line names it."""
         return f"{self.name}:{self.k}" if self.k else self.name
+
+    def takes(self, c: int) -> bool:
+        """Return whether points of so many requests at a time are taken of it."""
+        return self.most is None or c <= self.most
 
     def environment(self) -> dict[str, str]:
         """Return the variables that choose the runner and the plugin."""
@@ -100,21 +112,26 @@ class Arm:
 
 
 def parse_arms(text: str) -> list[Arm]:
-    """Parse ``ngram:16,suffix:16,v2-none``.
+    """Parse ``ngram:16,v2-intree-ngram:16@64,v2-none``.
+
+    What follows an ``@`` is the arm's ``most``.
 
     Raises:
-        ValueError: an unknown name, or a k that is missing or not wanted.
+        ValueError: an unknown name, or a number that is missing or not wanted.
     """
     arms = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, number = part.partition(":")
+        whole, limited, most = part.partition("@")
+        name, _, number = whole.partition(":")
         if name not in KINDS:
             raise ValueError(f"unknown arm {name!r}: one of {', '.join(KINDS)}")
         drafts = KINDS[name].method != "none"
         if drafts != number.isdigit() or (drafts and int(number) < 1):
             wanted = f"{name}:K, K being at least 1" if drafts else f"{name} without k"
             raise ValueError(f"arm {part!r} must be {wanted}")
-        arms.append(Arm(name, int(number or 0)))
+        if limited and not (most.isdigit() and int(most) >= 1):
+            raise ValueError(f"arm {part!r}: after @ comes a number, at least 1")
+        arms.append(Arm(name, int(number or 0), int(most) if limited else None))
     if not arms or len(set(arms)) != len(arms):
         raise ValueError("name at least one arm, and each arm once")
     return arms

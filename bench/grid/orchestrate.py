@@ -68,7 +68,7 @@ class Orchestrator:
         self._estimator = Estimator(settings.shape.slowness)
         self._starts = [START_SECONDS if settings.shape.name != "tiny" else 20.0]
         self._begun = time.monotonic()
-        self._total = len(arms) * len(points)
+        self._total = sum(arm.takes(point.c) for arm in arms for point in points)
         self._done = {record.key(line): line for line in record.read(settings.path)}
         self.outcome = Outcome()
 
@@ -83,7 +83,8 @@ class Orchestrator:
 
     def _run_wave(self, wave: list[Arm], waves_left: int) -> None:
         wanted = {
-            arm: [p for p in self._points if self._wanted(arm, p)] for arm in wave
+            arm: [p for p in self._points if arm.takes(p.c) and self._wanted(arm, p)]
+            for arm in wave
         }
         wave = [arm for arm in wave if wanted[arm]]
         if not wave:

@@ -103,6 +103,7 @@ class Waves:
     ) -> Iterator[tuple[Arm, Point, dict[str, Any]]]:
         """Yield each point's answer as it comes; arms that fail are given up."""
         points = list(points)
+        arms = [arm for arm in arms if any(arm.takes(point.c) for point in points)]
         for at in range(0, len(arms), at_once):
             yield from self._wave(arms[at : at + at_once], points)
 
@@ -131,7 +132,7 @@ class Waves:
                 self._start(children, arm, limit)
             for point in points:
                 for arm in arms:
-                    if arm in children:
+                    if arm in children and arm.takes(point.c):
                         answer = self._take(children, arm, point)
                         if answer is not None:
                             yield arm, point, answer

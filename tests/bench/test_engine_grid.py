@@ -233,6 +233,38 @@ def test_arms_are_parsed_or_refused_by_name() -> None:
             arms.parse_arms(wrong)
 
 
+def test_an_arm_may_be_limited_to_small_points() -> None:
+    arms = grid("arms")
+    limited, plain, free = arms.parse_arms("v2-intree-ngram:16@16,v2-none@64,ngram:5")
+    # The record and vLLM are told the same as without a limit.
+    assert limited == arms.Arm("v2-intree-ngram", 16)
+    assert limited.label == "v2-intree-ngram:16"
+    assert [limited.takes(c) for c in (1, 16, 17)] == [True, True, False]
+    assert [plain.takes(c) for c in (64, 65)] == [True, False]
+    assert free.takes(10**6)
+    for wrong in ("ngram:5@", "ngram:5@0", "ngram:5@-1", "ngram:5@x", "v2-none@1@2"):
+        with pytest.raises(ValueError, match="after @ comes a number"):
+            arms.parse_arms(wrong)
+    for wrong in ("ngram@16:5", "v2-none:3@4", "ngram@5", "ngram:5@4,ngram:5@8"):
+        with pytest.raises(ValueError, match=r"must be|each arm once|after @"):
+            arms.parse_arms(wrong)
+
+
+def test_points_counts_what_a_limited_arm_takes() -> None:
+    done = subprocess.run(
+        [
+            sys.executable, str(BENCH / "engine_grid.py"), "points",
+            "--arms", "v2-intree-ngram:16@16,ngram:5",
+            "--points", "low:1,low:16,low:64",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    counted = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
+    assert counted == {"v2-intree-ngram:16": "2", "ngram:5": "3"}
+
+
 def test_a_truncated_record_is_refused(tmp_path: Path) -> None:
     record = grid("record")
     path = tmp_path / "new" / record.NAME
@@ -341,6 +373,38 @@ def test_what_does_not_fit_the_time_is_dropped_and_named(orchestrate: Any) -> No
     )
     outcome, lines, _ = orchestrate("ngram:5", ["low"], time_limit=100.0)
     assert outcome.dropped == ["ngram:5 low c=1", "ngram:5 low c=64"]
+
+
+def test_points_beyond_an_arms_limit_are_not_taken_of_it(orchestrate: Any) -> None:
+    outcome, lines, _ = orchestrate("ngram:5@1,v2-none,ngram:16@0001", ["low", "high"])
+    assert outcome.dropped == outcome.skipped == []
+    taken = [(line["arm"], line["c"]) for line in lines]
+    assert taken.count(("ngram", 1)) == 4
+    assert taken.count(("v2-none", 64)) == 2
+    assert ("ngram", 64) not in taken
+    # A resumed run has nothing left to take; no engine starts for what is beyond.
+    engines = len(StubChild.made)
+    outcome, _, _ = orchestrate("ngram:5@1", ["low", "high"])
+    assert len(outcome.skipped) == 2
+    assert len(StubChild.made) == engines
+
+
+def test_waves_leave_out_points_beyond_an_arms_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waves, plan = grid("waves"), grid("plan")
+    monkeypatch.setattr(waves, "Child", StubChild)
+    StubChild.made, StubChild.mismatch_at = [], None
+    run = waves.Waves(
+        shape=grid("shapes").LLAMA_8B, model=tmp_path, work=tmp_path, module="none",
+        in_process=True, kv_gib=1.0, length=0, deadline=float("inf"), more={},
+    )  # fmt: skip
+    arms = grid("arms").parse_arms("ngram:5@16,v2-none,v2-oracle:5@2")
+    points = [plan.Point("low", c) for c in (64, 4)]
+    taken = [(arm.label, point.c) for arm, point, _ in run.run(arms, points, 3)]
+    assert taken == [("v2-none", 64), ("ngram:5", 4), ("v2-none", 4)]
+    # No engine starts of which no point is taken.
+    assert [child.arm.label for child in StubChild.made] == ["ngram:5", "v2-none"]
 
 
 def test_a_mismatch_is_not_recorded_and_ends_its_engine(orchestrate: Any) -> None:
