@@ -61,6 +61,7 @@ class FakeScheduler:
     """What the hook reads of a scheduler, and vLLM's own way to count."""
 
     num_spec_tokens = K
+    max_num_running_reqs = 12
     log_stats = True
     spec_decode_metrics_level = "detailed"
     is_busy = False
@@ -68,6 +69,9 @@ class FakeScheduler:
 
     def __init__(self, requests: dict[str, Request]) -> None:
         self.requests = requests
+        # Whose context could not be loaded, as the step found; and whether they fail.
+        self.not_loaded: set[str] = set()
+        self.fails_not_loaded = False
         self.per_request = {r: RequestSpecDecodeMetrics.new(K) for r in requests}
 
     def has_unfinished_requests(self) -> bool:
@@ -75,34 +79,44 @@ class FakeScheduler:
         return self.is_busy
 
     def update_from_output(self, scheduler_output: Any, output: Any) -> dict[int, Any]:
-        """Count as vLLM does."""
+        """Take tokens and count as vLLM does."""
         stats = None
         scheduled = scheduler_output.scheduled_spec_decode_tokens
+        outputs = []
         for i, req_id in enumerate(output.req_ids):
             request = self.requests.get(req_id)
-            if request is None or req_id not in scheduled:
+            if req_id in self.not_loaded or request is None:
                 continue
             if RequestStatus.is_finished(request.status):
                 continue
-            if not output.sampled_token_ids[i]:
+            if request.num_stale_output_tokens > 0 and request.drop_stale_output:
                 continue
-            num_accepted = len(output.sampled_token_ids[i]) - 1
-            stats = Scheduler.make_spec_decoding_stats(
-                self,
-                stats,
-                num_draft_tokens=len(scheduled[req_id]),
-                num_accepted_tokens=num_accepted,
-                num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens,
-                request_id=req_id,
+            tokens = output.sampled_token_ids[i]
+            if not tokens:
+                continue
+            if req_id in scheduled:
+                num_accepted = len(tokens) - 1
+                stats = Scheduler.make_spec_decoding_stats(
+                    self,
+                    stats,
+                    num_draft_tokens=len(scheduled[req_id]),
+                    num_accepted_tokens=num_accepted,
+                    num_invalid_spec_tokens=scheduler_output.num_invalid_spec_tokens,
+                    request_id=req_id,
+                )
+                invalid = (scheduler_output.num_invalid_spec_tokens or {}).get(
+                    req_id, 0
+                )
+                self.per_request[req_id].observe(
+                    len(scheduled[req_id]) - invalid, num_accepted, detailed=True
+                )
+            outputs.append(
+                EngineCoreOutput(
+                    req_id, tokens, spec_decode_metrics=self.per_request.get(req_id)
+                )
             )
-            invalid = (scheduler_output.num_invalid_spec_tokens or {}).get(req_id, 0)
-            self.per_request[req_id].observe(
-                len(scheduled[req_id]) - invalid, num_accepted, detailed=True
-            )
-        outputs = [
-            EngineCoreOutput(r, [1], spec_decode_metrics=self.per_request.get(r))
-            for r in output.req_ids
-        ]
+        if self.fails_not_loaded:
+            outputs += [EngineCoreOutput(r, []) for r in self.not_loaded]
         return {
             0: EngineCoreOutputs(
                 outputs=outputs,
@@ -296,6 +310,27 @@ def test_output_of_requests_that_are_gone_counts_as_never_issued() -> None:
         proposed=8, verified=2, accepted=2, never_issued=6, rounds=1,
         rounds_with_draft=1,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_output_of_a_request_whose_context_was_not_loaded(fails: bool) -> None:
+    # It is computed anew, or fails with an output of its own that has no tokens.
+    names_ = ["a", "not loaded", "b"]
+    scheduler = FakeScheduler({name: Request() for name in names_})
+    update(scheduler, names_, [0] * 3, [0] * 3, [1] * 3, new=tuple(names_))
+    scheduler.not_loaded = {"not loaded"}
+    scheduler.fails_not_loaded = fails
+    outputs = update(scheduler, names_, [2, 3, 1], [2] * 3, [3, 4, 1])
+    ledger = metrics.ledger_of(scheduler)
+    assert ledger is not None
+    assert ledger.total.totals() == Totals(
+        proposed=6, verified=3, accepted=2, never_issued=3, fillers=1, rounds=2,
+        rounds_with_draft=2,
+    )  # fmt: skip
+    assert stats_of(outputs).num_drafts == 2
+    lost = ledger.of_request("not loaded")
+    assert lost is not None
+    assert lost.totals() == Totals(proposed=3, never_issued=3)
 
 
 def test_what_a_request_did_is_on_its_output() -> None:

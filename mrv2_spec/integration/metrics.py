@@ -20,7 +20,7 @@ from mrv2_spec.integration.patching import Patch, PatchField
 from mrv2_spec.integration.signatures import UPDATE_FROM_OUTPUT
 from mrv2_spec.metrics.ledger import Ledger
 from mrv2_spec.metrics.log_line import log_line
-from mrv2_spec.metrics.step import StepCounts
+from mrv2_spec.metrics.step import Int32Array, StepCounts, settle
 
 logger = logging.getLogger("vllm.mrv2_spec")
 
@@ -57,13 +57,24 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_from_output(
         self: Any, scheduler_output: Any, model_runner_output: Any
     ) -> Any:
-        step = getattr(model_runner_output, STEP_COUNTS, None)
+        step: StepCounts | None = getattr(model_runner_output, STEP_COUNTS, None)
+        setattr(self, _BOOKED, step is not None)
+        if step is not None:
+            _prepare(self, step, scheduler_output, model_runner_output.req_ids)
+        outputs = original(self, scheduler_output, model_runner_output)
         ledger = ledger_of(self)
         if step is not None:
             if ledger is None:
-                ledger = Ledger(self.num_spec_tokens)
+                ledger = Ledger(self.num_spec_tokens, self.max_num_running_reqs)
                 setattr(self, _LEDGER, ledger)
-            _book(self, ledger, step, scheduler_output, model_runner_output.req_ids)
+            _book(
+                self,
+                ledger,
+                step,
+                scheduler_output,
+                model_runner_output.req_ids,
+                outputs,
+            )
         elif ledger is not None:
             # Whatever was verified is lost, but who came and went is known.
             ledger.skip(
@@ -71,8 +82,6 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
                 scheduler_output.finished_req_ids,
                 scheduler_output.preempted_req_ids or (),
             )
-        setattr(self, _BOOKED, step is not None)
-        outputs = original(self, scheduler_output, model_runner_output)
         if ledger is not None:
             # Without counts of its own, too: nothing may come after this step.
             _send(self, ledger, outputs)
@@ -85,32 +94,50 @@ def _new(scheduler_output: Any) -> set[str]:
     return {data.req_id for data in scheduler_output.scheduled_new_reqs}
 
 
+def _prepare(
+    scheduler: Any, step: StepCounts, scheduler_output: Any, req_ids: list[str]
+) -> None:
+    """Complete a step's counts, and lay out what vLLM is about to ask of it."""
+    cuts = _take_cuts(scheduler, req_ids)
+    if cuts:
+        step.cut(req_ids, cuts)
+    if scheduler_output.scheduled_spec_decode_tokens and _tells_requests(scheduler):
+        _tell_vllm(
+            scheduler_output, req_ids, _verified(step, scheduler.num_spec_tokens)
+        )
+
+
+def _verified(step: StepCounts, num_drafts: int) -> list[int]:
+    if step.drafts is None:
+        return [0] * step.slots.shape[0]
+    lengths, _ = settle(step, step.drafts, num_drafts)
+    verified: list[int] = (lengths[VERIFIED] * step.is_round).tolist()
+    return verified
+
+
 def _book(
     scheduler: Any,
     ledger: Ledger,
     step: StepCounts,
     scheduler_output: Any,
     req_ids: list[str],
+    outputs: dict[int, Any],
 ) -> None:
-    """Book a step, and lay out what vLLM is about to ask of it."""
-    dropped = _dropped(scheduler.requests, req_ids)
-    verified = ledger.book(
+    """Book a step that the scheduler took in."""
+    dropped = _dropped(outputs, req_ids, step.num_sampled)
+    ledger.book(
         step,
         req_ids,
         new=_new(scheduler_output),
         finished=scheduler_output.finished_req_ids,
         dropped=dropped,
-        cuts=_take_cuts(scheduler, req_ids),
     )
     scheduled = scheduler_output.scheduled_spec_decode_tokens
-    if scheduled and _tells_requests(scheduler):
-        _tell_vllm(scheduler_output, req_ids, verified.tolist())
     if scheduled and scheduler.log_stats:
-        found = step.num_sampled > 0
-        if len(scheduled) < len(req_ids):
-            found &= [req_id in scheduled for req_id in req_ids]
-        if dropped:
-            found[dropped] = False
+        found = step.num_sampled
+        if dropped or len(scheduled) < len(req_ids):
+            found = found * [req_id in scheduled for req_id in req_ids]
+            found[dropped] = 0
         before = getattr(scheduler, _UNSENT_DRAFTS, 0)
         setattr(scheduler, _UNSENT_DRAFTS, before + int(np.count_nonzero(found)))
 
@@ -120,28 +147,33 @@ def _tells_requests(scheduler: Any) -> bool:
     return bool(scheduler.spec_decode_metrics_level != "none")
 
 
-def _dropped(requests: Any, req_ids: list[str]) -> list[int]:
-    """Return the batch indices whose output the scheduler will not take."""
-    from vllm.v1.request import RequestStatus
+def _dropped(
+    outputs: dict[int, Any], req_ids: list[str], num_sampled: Int32Array
+) -> list[int]:
+    """Return the batch indices whose tokens the scheduler did not take.
 
-    running, last = RequestStatus.RUNNING, RequestStatus.PREEMPTED
-    found = []
-    for i, req_id in enumerate(req_ids):
-        request = requests.get(req_id)
-        # Nearly all are as this asks; comparing states takes longer.
-        if (
-            request is not None
-            and request.status is running
-            and not request.num_stale_output_tokens
-        ):
-            continue
-        if (
-            request is None
-            or request.status > last
-            or (request.drop_stale_output and request.num_stale_output_tokens > 0)
-        ):
-            found.append(i)
-    return found
+    Their requests had ended or were preempted, or what their context should have been
+    loaded from was lost. Of all others it hands on an output with tokens.
+    """
+    of_clients = [client.outputs for client in outputs.values() if client.outputs]
+    # Where a request fails, its output without tokens comes behind all with tokens.
+    if sum(map(len, of_clients)) == np.count_nonzero(num_sampled) and all(
+        of_client[-1].new_token_ids for of_client in of_clients
+    ):
+        return []
+    taken = {
+        output.request_id
+        for of_client in of_clients
+        for output in of_client
+        if output.new_token_ids
+    }
+    return [
+        i
+        for i, (req_id, number) in enumerate(
+            zip(req_ids, num_sampled.tolist(), strict=True)
+        )
+        if number and req_id not in taken
+    ]
 
 
 def _take_cuts(scheduler: Any, req_ids: list[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Books steps by request and by engine. Vectors throughout: it runs in every step."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -9,12 +9,11 @@ from mrv2_spec.counters import (
     KINDS,
     PROPOSED,
     SOURCES,
-    VERIFIED,
     DraftCounts,
     Int64Array,
     vector_size,
 )
-from mrv2_spec.metrics.step import NO_LIMIT, Ended, Int32Array, StepCounts, settle
+from mrv2_spec.metrics.step import Ended, Int32Array, StepCounts, settle
 
 # How many ended requests are remembered, the newest ones.
 NUM_REMEMBERED = 4096
@@ -29,21 +28,26 @@ class Ledger:
 
     Args:
         num_drafts: K, the most drafts a round.
+        num_slots: how many slots there are.
         num_remembered: how many ended requests are remembered.
     """
 
-    def __init__(self, num_drafts: int, num_remembered: int = NUM_REMEMBERED) -> None:
+    def __init__(
+        self, num_drafts: int, num_slots: int, num_remembered: int = NUM_REMEMBERED
+    ) -> None:
         self.num_drafts = num_drafts
         self.total = DraftCounts(num_drafts)
         self._sent = DraftCounts(num_drafts)
         self._size = vector_size(num_drafts)
-        self._rows = np.zeros((0, self._size), dtype=np.int64)
+        self._rows = np.zeros((num_slots, self._size), dtype=np.int64)
+        # The same as one long row.
+        self._cells = self._rows.reshape(-1)
         self._slot_of: dict[str, int] = {}
         self._parked: dict[str, DraftCounts] = {}
         self._ended: deque[tuple[str, DraftCounts]] = deque(maxlen=num_remembered)
-        kinds = np.arange(len(KINDS)) * len(SOURCES) * (num_drafts + 1)
-        self._kind_offsets = kinds[:, None]
-        self._num_lengths = len(KINDS) * len(SOURCES) * (num_drafts + 1)
+        self._kind_size = len(SOURCES) * (num_drafts + 1)
+        self._kind_offsets = np.arange(len(KINDS))[:, None] * self._kind_size
+        self._num_lengths = len(KINDS) * self._kind_size
 
     def book(
         self,
@@ -53,8 +57,7 @@ class Ledger:
         new: Collection[str] = (),
         finished: Collection[str] = (),
         dropped: Sequence[int] = (),
-        cuts: Mapping[str, int] | None = None,
-    ) -> Int32Array:
+    ) -> None:
         """Book one step.
 
         Args:
@@ -65,40 +68,32 @@ class Ledger:
                 were preempted.
             dropped: batch indices whose output nobody takes any more: their drafts
                 count as never issued, their rounds do not count.
-            cuts: drafts of a request that its grammar let pass before the step was
-                scheduled.
-
-        Returns:
-            [num_reqs], the real drafts that were verified.
         """
         self._end(step.ended, finished)
         slots = step.slots
         if slots.shape[0] == 0:
-            return slots.astype(np.int32)
+            return
         self._begin(slots, req_ids, new)
         counted = step.is_round
         if dropped:
             counted = counted.copy()
             counted[list(dropped)] = False
-        all_count = counted.all()
+        num_counted = np.count_nonzero(counted)
+        all_count = num_counted == slots.shape[0]
         drafts = step.drafts
         if drafts is None:
             self._add_bare(slots if all_count else slots[counted])
-            return np.zeros(slots.shape[0], dtype=np.int32)
-        if cuts:
-            self._cut(step, req_ids, cuts)
+            return
         lengths, fillers = settle(step, drafts, self.num_drafts)
         sources = drafts[2]
         for i in dropped:
             if step.is_round[i]:
                 self._lose(req_ids[i], int(lengths[PROPOSED, i]), int(sources[i]))
-        verified: Int32Array = lengths[VERIFIED]
         if not all_count:
             slots, sources, fillers = slots[counted], sources[counted], fillers[counted]
             lengths = lengths[:, counted]
-        if slots.shape[0] > 0:
+        if num_counted:
             self._add(slots, lengths, sources, fillers)
-        return verified
 
     def skip(
         self,
@@ -126,28 +121,22 @@ class Ledger:
         fillers: Int32Array,
     ) -> None:
         places = lengths + self._kind_offsets
-        if sources.any():
+        if np.count_nonzero(sources):
             sources = np.minimum(np.maximum(sources, 0), len(SOURCES) - 1)
             sources[lengths[PROPOSED] == 0] = 0
             places += sources * (self.num_drafts + 1)
-        rows = self._rows.reshape(-1)
         starts = slots * self._size
-        # No place comes twice: slots differ, and so do the kinds of one slot.
-        rows[(places + starts).ravel()] += 1
-        total = self.total.values
-        total[: self._num_lengths] += np.bincount(
-            places.ravel(), minlength=self._num_lengths
-        )
-        if fillers.any():
-            rows[starts + self._num_lengths] += fillers
-            total[self._num_lengths] += fillers.sum()
+        np.add.at(self._cells, (places + starts).ravel(), 1)
+        np.add.at(self.total.values, places.ravel(), 1)
+        if np.count_nonzero(fillers):
+            self._cells[starts + self._num_lengths] += fillers
+            self.total.values[self._num_lengths] += fillers.sum()
 
     def _add_bare(self, slots: Int64Array) -> None:
         """Add rounds without a draft, or a place for one."""
-        rows = self._rows.reshape(-1)
-        offsets = self._kind_offsets
-        rows[(slots * self._size + offsets).ravel()] += 1
-        self.total.values[offsets] += slots.shape[0]
+        places = self._kind_offsets + slots * self._size
+        np.add.at(self._cells, places.ravel(), 1)
+        self.total.values[: self._num_lengths : self._kind_size] += slots.shape[0]
 
     def _lose(self, req_id: str, num_drafts: int, source: int) -> None:
         num_drafts = min(max(num_drafts, 0), self.num_drafts)
@@ -162,10 +151,6 @@ class Ledger:
     def _begin(
         self, slots: Int64Array, req_ids: Sequence[str], new: Collection[str]
     ) -> None:
-        missing = int(slots.max()) + 1 - self._rows.shape[0]
-        if missing > 0:
-            more = np.zeros((missing, self._size), dtype=np.int64)
-            self._rows = np.concatenate([self._rows, more])
         if not new and not self._parked:
             return
         for i, req_id in enumerate(req_ids):
@@ -190,14 +175,6 @@ class Ledger:
                 self._parked[req_id] = counts
         for req_id in self._parked.keys() & finished:
             self._ended.append((req_id, self._parked.pop(req_id)))
-
-    @staticmethod
-    def _cut(step: StepCounts, req_ids: Sequence[str], cuts: Mapping[str, int]) -> None:
-        if step.limits is None:
-            step.limits = np.full(len(req_ids), NO_LIMIT, dtype=np.int32)
-        for i, req_id in enumerate(req_ids):
-            if req_id in cuts:
-                step.limits[i] = min(step.limits[i], cuts[req_id])
 
     def of_request(self, req_id: str) -> DraftCounts | None:
         """Return what a request counted so far, or None if it is not remembered."""

@@ -1,5 +1,6 @@
 """What one step tells about its drafts, on its way from the runner to the scheduler."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,8 +29,8 @@ class StepCounts:
 
     Args:
         slots: [num_reqs] int64, request slots.
-        drafts: [3, num_reqs] int32, as `count_drafts` returns it; None where no
-            request had any, nor a place for one.
+        drafts: [3, num_reqs] int32, as `count_drafts` returns it, places at most K;
+            None where no request had any drafts, nor a place for one.
         num_sampled: [num_reqs] int32, tokens the step emitted.
         is_round: [num_reqs], whether the request was past its prefill.
         limits: [num_reqs] int32, drafts that a grammar let pass (`NO_LIMIT`: all), or
@@ -56,6 +57,19 @@ class StepCounts:
             ended=ended,
         )
 
+    def cut(self, req_ids: Sequence[str], cuts: Mapping[str, int]) -> None:
+        """Take in what grammars let pass before the step was scheduled.
+
+        Args:
+            req_ids: requests, in the order of the step.
+            cuts: drafts that passed, of some requests.
+        """
+        if self.limits is None:
+            self.limits = np.full(len(req_ids), NO_LIMIT, dtype=np.int32)
+        for i, req_id in enumerate(req_ids):
+            if req_id in cuts:
+                self.limits[i] = min(self.limits[i], cuts[req_id])
+
 
 def settle(
     step: StepCounts, drafts: Int32Array, num_drafts: int
@@ -69,17 +83,20 @@ def settle(
 
     Returns:
         [4, num_reqs] in the order of `KINDS`, and [num_reqs] fillers. Entries that
-        are no round are zero.
+        are no round mean nothing.
     """
-    most = step.is_round * np.int32(num_drafts)
-    # Plain minima and maxima: np.clip takes several times as long on short arrays.
-    width, proposed = np.maximum(np.minimum(drafts[:2], most), 0)
+    width, proposed, _ = drafts
     lengths = np.empty((len(KINDS), width.shape[0]), dtype=np.int32)
-    lengths[PROPOSED] = proposed
-    lengths[LEGAL] = proposed
-    if step.limits is not None:
-        np.minimum(proposed, step.limits, out=lengths[LEGAL])
+    # Few calls, and those that write in place: on short arrays the call is the cost.
+    np.minimum(proposed, num_drafts, out=lengths[PROPOSED])
+    if step.limits is None:
+        lengths[LEGAL] = lengths[PROPOSED]
+    else:
+        np.minimum(lengths[PROPOSED], step.limits, out=lengths[LEGAL])
     np.minimum(width, lengths[LEGAL], out=lengths[VERIFIED])
-    sampled = np.maximum(step.num_sampled, 1)
-    np.minimum(sampled - 1, lengths[VERIFIED], out=lengths[ACCEPTED])
-    return lengths, np.maximum(width - proposed, 0)
+    np.subtract(step.num_sampled, 1, out=lengths[ACCEPTED])
+    np.minimum(lengths[ACCEPTED], lengths[VERIFIED], out=lengths[ACCEPTED])
+    np.maximum(lengths, 0, out=lengths)
+    if step.limits is None:
+        return lengths, width - lengths[VERIFIED]
+    return lengths, np.maximum(width - lengths[PROPOSED], 0)
