@@ -1,18 +1,20 @@
 """Compare budget policies on recorded trajectories, under a step-time model.
 
-    python bench/simulate_policy.py [--paper] [--drafter D ...] [--policy P ...]
-        [--workload W ...] [--requests N ...] [--k K ...] [--graphs] [--out DIR]
+    python bench/simulate_policy.py [--paper] [--rounds] [--linear] [--drafter D ...]
+        [--policy P ...] [--workload W ...] [--requests N ...] [--k K ...] [--out DIR]
 
-A number of requests run at a time, each finished one replaced by the next. A step costs
-4.6 ms + 0.0228 ms a row, as fitted to an 8B shape on one H200; `--graphs` pads rows to
-captured sizes and charges what a step with drafts costs more than a plain one. Printed
-is the time per output token without speculation over that with it. `--paper` sets the
-four simple policies beside figures that another simulation gave earlier.
+A number of requests run at a time, each finished one replaced by the next; with
+`--rounds` they are those of the engine grid, which start together and are not replaced.
+A step costs what `fit_step_cost.py` fitted to the engine grid, rows padded to captured
+sizes; with `--linear` 4.6 ms + 0.0228 ms a row, an older fit to steps without graphs.
+Printed is the time per output token without speculation over that with it. `--paper`
+sets the four simple policies beside figures that another simulation gave earlier.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,24 +25,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import RESULTS, machine, save
 from policies.base import Outcome, Policy, Step
 from policies.confidence import Counted, match_key
-from policies.cost import StepCost, graph_sizes
+from policies.cost import StepCost
 from policies.curve import (
     Curve,
     Hazards,
     confidence_classes,
     run_classes,
 )
-from policies.drafts import DRAFTERS, MAX_N, Drafts, find
+from policies.drafts import DRAFTERS, MAX_N, Drafts, find, find_rounds
+from policies.fitted import Fitted
 from policies.paper import Fixed, Lag, Learned, Valid
-from policies.workloads import WORKLOADS
+from policies.workloads import WORKLOADS, engine_rounds
 
 # Of the order in which texts arrive.
 SEED = 1
 LINEAR = StepCost()
-# The extra of a step with drafts at 256 requests is measured, the others are guesses.
-GRAPHS = StepCost(
-    sizes=graph_sizes(2048), wide_ms=((1, 0.1), (16, 0.1), (64, 0.2), (256, 0.7))
-)
+FITTED = RESULTS / "step_cost.json"
 # Earlier figures: workload, requests, fixed 5, fixed 16, valid, learned, lag.
 PAPER = (
     ("low", 1, 1.35, 1.30, 1.37, 1.38, 1.20),
@@ -82,32 +82,86 @@ POLICIES: dict[str, Callable[[str, int], Policy]] = {
 
 @dataclass
 class Point:
-    """Totals of one simulated run."""
+    """Totals of one simulated run.
+
+    Attributes:
+        requests: at a time.
+        plain_ms: a token of each takes so long without speculation.
+        turns: requests that a step brought tokens to, summed over the steps.
+        waited_ms: what the steps took, each as often as requests waited for it.
+    """
 
     requests: int
+    plain_ms: float
     steps: int = 0
+    turns: int = 0
     tokens: int = 0
     rows: int = 0
     verified: int = 0
     accepted: int = 0
     time_ms: float = 0.0
-    plain_ms: float = 0.0
+    waited_ms: float = 0.0
 
     @property
     def ratio(self) -> float:
         """Time per output token without speculation over that with it."""
-        plain = self.plain_ms / (self.steps * self.requests)
-        return plain / (self.time_ms / self.tokens)
+        return self.plain_ms / (self.waited_ms / self.tokens)
 
     @property
     def tokens_per_step(self) -> float:
         """Tokens of a request a step."""
-        return self.tokens / (self.steps * self.requests)
+        return self.tokens / self.turns
 
     @property
     def rows_per_step(self) -> float:
         """Draft places of a request a step, fillers included."""
-        return self.rows / (self.steps * self.requests)
+        return self.rows / self.turns
+
+
+class Simulation:
+    """Runs steps of the requests that it is given, and sums them up.
+
+    Args:
+        drafts: records of one drafter.
+        policy: chooses what is verified; fresh, or with what it has learned.
+        requests: how many at a time.
+        k: drafts a request at most.
+        cost: time of a step.
+    """
+
+    def __init__(
+        self, drafts: Drafts, policy: Policy, requests: int, k: int, cost: StepCost
+    ) -> None:
+        self.drafts, self.policy, self.k, self.cost = drafts.limited(k), policy, k, cost
+        self.point = Point(requests, cost(requests, 0))
+
+    def step(self, now: np.ndarray, position: np.ndarray, fresh: np.ndarray) -> None:
+        """Run a step of some requests, and move their positions on.
+
+        Args:
+            now: [requests] trajectories.
+            position: [requests] output tokens that each has; changed.
+            fresh: [requests] bool, a new request has this slot.
+        """
+        drafts, point = self.drafts, self.point
+        at = drafts.first[now] + position
+        step = Step(drafts, at, drafts.num[at], fresh, self.k, self.cost)
+        widths, fillers = self.policy.choose(step)
+        right = drafts.right[at]
+        accepted = np.minimum(right, widths)
+        emitted = np.minimum(accepted + 1, drafts.length[now] - position)
+        self.policy.learn(step, Outcome(widths, right, emitted))
+        places = int(widths.sum()) + fillers
+        time_ms = self.cost(len(now), places)
+        point.steps += 1
+        point.turns += len(now)
+        point.tokens += int(emitted.sum())
+        point.rows += places
+        point.verified += int(widths.sum())
+        point.accepted += int(accepted.sum())
+        point.time_ms += time_ms
+        point.waited_ms += time_ms * len(now)
+        position += emitted
 
 
 def simulate(
@@ -122,17 +176,13 @@ def simulate(
 ) -> Point:
     """Run `requests` at a time, each finished one replaced by the next trajectory.
 
+    The first five arguments are those of `Simulation`.
+
     Args:
-        drafts: records of one drafter.
-        policy: chooses what is verified; fresh, or with what it has learned.
-        requests: how many at a time.
-        k: drafts a request at most.
-        cost: time of a step.
         min_steps: steps at least.
         min_tokens: output tokens at least.
         order: trajectories in the order they arrive, cycled; shuffled by default.
     """
-    drafts = drafts.limited(k)
     if order is None:
         order = np.random.default_rng(SEED).permutation(len(drafts.first))
     order = order[drafts.length[order] > 1]
@@ -140,31 +190,37 @@ def simulate(
     now = order[np.arange(requests) % len(order)]
     position = np.ones(requests, np.int64)
     fresh = np.ones(requests, bool)
-    point = Point(requests)
-    while point.steps < min_steps or point.tokens < min_tokens:
-        at = drafts.first[now] + position
-        step = Step(drafts, at, drafts.num[at], fresh, k, cost)
-        widths, fillers = policy.choose(step)
-        right = drafts.right[at]
-        accepted = np.minimum(right, widths)
-        left = drafts.length[now] - position
-        emitted = np.minimum(accepted + 1, left)
-        policy.learn(step, Outcome(widths, right, emitted))
-        places = int(widths.sum()) + fillers
-        point.steps += 1
-        point.tokens += int(emitted.sum())
-        point.rows += places
-        point.verified += int(widths.sum())
-        point.accepted += int(accepted.sum())
-        point.time_ms += cost(requests, places)
-        point.plain_ms += cost(requests, 0)
-        position += emitted
+    run = Simulation(drafts, policy, requests, k, cost)
+    while run.point.steps < min_steps or run.point.tokens < min_tokens:
+        run.step(now, position, fresh)
         fresh = position >= drafts.length[now]
         for slot in np.flatnonzero(fresh):
             now[slot] = order[following % len(order)]
             following += 1
             position[slot] = 1
-    return point
+    return run.point
+
+
+def simulate_rounds(
+    drafts: Drafts,
+    policy: Policy,
+    rounds: Sequence[np.ndarray],
+    k: int,
+    cost: StepCost,
+) -> Point:
+    """Run rounds of trajectories that start together; none is replaced.
+
+    Where all have the same length, the ratio is that of the mean time per token over
+    the requests, as the engine grid's is.
+    """
+    run = Simulation(drafts, policy, max(map(len, rounds)), k, cost)
+    for one in rounds:
+        now, position = one, np.ones(len(one), np.int64)
+        while len(now):
+            run.step(now, position, position == 1)
+            left = position < drafts.length[now]
+            now, position = now[left], position[left]
+    return run.point
 
 
 # Suffix memory counts as warm once it holds this many replies.
@@ -182,6 +238,23 @@ def run(
     tokens = max(20000, 40 * requests)
     made = POLICIES[policy](drafter, k)
     return simulate(drafts, made, requests, k, cost, 300, tokens, order)
+
+
+def run_rounds(
+    workload: str, drafter: str, policy: str, requests: int, k: int, cost: StepCost
+) -> Point:
+    """Simulate one point of the engine grid from its names.
+
+    The grid runs the same rounds several times in an engine that learns on: the policy
+    sees them once before what is counted.
+    """
+    rounds, num_warm = engine_rounds(workload, requests)
+    drafts = find_rounds(rounds, f"{workload}-c{requests}", drafter)
+    ends = np.cumsum([len(one) for one in rounds])
+    counted = np.split(np.arange(ends[-1]), ends[:-1])[num_warm:]
+    made = POLICIES[policy](drafter, k)
+    simulate_rounds(drafts, made, counted, k, cost)
+    return simulate_rounds(drafts, made, counted, k, cost)
 
 
 def paper() -> list[dict[str, object]]:
@@ -225,7 +298,8 @@ def main() -> None:
     )
     parser.add_argument("--requests", nargs="*", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--k", nargs="*", type=int, default=[5, 16])
-    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--rounds", action="store_true")
+    parser.add_argument("--linear", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit")
     args = parser.parse_args()
@@ -233,16 +307,18 @@ def main() -> None:
         record = {**machine(args.commit), "rows": paper()}
         print("saved", save("simulate_paper", record, args.out))
         return
-    cost = GRAPHS if args.graphs else LINEAR
+    fitted = None if args.linear else Fitted.of_json(json.loads(FITTED.read_text()))
+    take = run_rounds if args.rounds else run
     points = []
     print(f"{'drafter, policy, k':34}workload      c={args.requests}")
     for drafter in args.drafter:
         for policy in args.policy:
             for k in args.k:
                 for workload in args.workload:
+                    cost = fitted.cost(workload) if fitted else LINEAR
                     cells = []
                     for requests in args.requests:
-                        point = run(workload, drafter, policy, requests, k, cost)
+                        point = take(workload, drafter, policy, requests, k, cost)
                         cells.append(f"{point.ratio:7.2f}")
                         points.append(
                             {
@@ -259,7 +335,8 @@ def main() -> None:
     record = {
         **machine(args.commit),
         "seed": SEED,
-        "cost": "graphs" if args.graphs else "linear",
+        "cost": "fitted" if fitted else "linear",
+        "rounds": args.rounds,
         "points": points,
     }
     print("saved", save("simulate_policy", record, args.out))

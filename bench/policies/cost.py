@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+# (requests or rows, ms), ascending.
+Points = tuple[tuple[float, float], ...]
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -16,6 +19,8 @@ class StepCost:
         base_by_requests: measured (requests, ms) points of a step without drafts. Where
             given they replace base_ms + row_ms * requests, interpolated; a row above
             one a request still costs row_ms.
+        rows_ms: (rows, ms) points of what rows cost. Where given they replace row_ms;
+            beyond the last point the line goes on.
         sizes: row counts of the captured graphs; rows are padded to the next one.
         wide_ms: (requests, ms) points of what a step with any draft place costs more
             than a plain one: a graph for several queries a request, the rejection
@@ -24,9 +29,10 @@ class StepCost:
 
     base_ms: float = 4.6
     row_ms: float = 0.0228
-    base_by_requests: tuple[tuple[int, float], ...] = ()
+    base_by_requests: Points = ()
+    rows_ms: Points = ()
     sizes: tuple[int, ...] = ()
-    wide_ms: tuple[tuple[int, float], ...] = ()
+    wide_ms: Points = ()
     _known: dict[tuple[int, int], float] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -35,6 +41,15 @@ class StepCost:
         """Return the rows of the graph that runs this many."""
         at = bisect_left(self.sizes, rows)
         return self.sizes[at] if at < len(self.sizes) else rows
+
+    def rows(self, number: int) -> float:
+        """Return what so many rows cost, beside an arbitrary constant."""
+        if not self.rows_ms:
+            return self.row_ms * number
+        points = np.array(self.rows_ms)
+        (rows, ms), (last, last_ms) = points[-2], points[-1]
+        beyond = max(number - last, 0.0) * (last_ms - ms) / (last - rows)
+        return float(np.interp(number, points[:, 0], points[:, 1]) + beyond)
 
     def plain(self, requests: int) -> float:
         """Return the time of a step without draft places."""
@@ -49,8 +64,8 @@ class StepCost:
         if known is None:
             known = self.plain(requests)
             if places > 0:
-                more = self.padded(requests + places) - self.padded(requests)
-                known += self.row_ms * more
+                known += self.rows(self.padded(requests + places))
+                known -= self.rows(self.padded(requests))
                 if self.wide_ms:
                     points = np.array(self.wide_ms)
                     known += float(np.interp(requests, points[:, 0], points[:, 1]))

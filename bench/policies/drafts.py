@@ -9,7 +9,7 @@ from, how much of the text before agrees, and the drafter's own confidences.
 import hashlib
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,14 +193,14 @@ def ngram(trajectories: list[Trajectory], latest: bool) -> Drafts:
 
 
 def suffix(
-    trajectories: list[Trajectory], memory: bool, threshold: int | None = LONG
+    rounds: Sequence[Sequence[Trajectory]], memory: bool, threshold: int | None = LONG
 ) -> Drafts:
     """Return what suffix drafting proposes, learning along the steps it would take.
 
-    One request after the other shares a memory if `memory`. Positions inside an
-    accepted run are drafted too, without being learned from. A fixed `threshold` (Q24)
-    replaces the steered one: a low one gives long drafts, for a policy to cut; None
-    steers.
+    The requests of a round go on side by side, each step of them at once; one round
+    follows the other. All share a memory if `memory`. Positions inside an accepted run
+    are drafted too, without being learned from. A fixed `threshold` (Q24) replaces the
+    steered one: a low one gives long drafts, for a policy to cut; None steers.
     """
     settings = SuffixSettings(
         num_speculative_tokens=MAX_DRAFTS, corpus_tokens=2**20, num_buckets=2**14
@@ -214,47 +214,71 @@ def suffix(
             min_threshold=threshold,
             max_threshold=threshold,
         )
-    model = LearnedModel(settings, 1)
-    made = empty(trajectories)
-    slots = np.zeros(1, np.int64)
-    for uid, t in enumerate(trajectories):
-        row = np.array([*t.prompt, *t.output])
-        prompt = len(t.prompt)
-        model.start(0, uid, flags=3 if memory else 0)
-        position = 1
-        while position < len(t.output):
-            total = prompt + position
-            model.update(slots, row[None], np.array([total]), np.array([prompt]))
-            # The pending draft is what the next update learns from, so the step's own
-            # draft is made again after those of the positions inside its run.
-            drafted = model.draft(0, row, total, prompt, MAX_DRAFTS)
-            good = _record(made, made.first[uid] + position, row[total:], *drafted)
-            for inner in range(position + 1, min(position + good + 1, len(t.output))):
-                at = prompt + inner
-                drafted = model.draft(0, row, at, prompt, MAX_DRAFTS)
-                _record(made, made.first[uid] + inner, row[at:], *drafted)
-            if good:
-                model.draft(0, row, total, prompt, MAX_DRAFTS)
-            position += good + 1
-        model.slots.length[0] = -1
+    model = LearnedModel(settings, max(map(len, rounds)))
+    made = empty([t for one in rounds for t in one])
+    uid = 0
+    for one in rounds:
+        for slot in range(len(one)):
+            model.start(slot, uid + slot, flags=3 if memory else 0)
+        _suffix_round(model, one, made.first[uid : uid + len(one)], made)
+        uid += len(one)
+        model.slots.length[:] = -1
     return made
 
 
+def _suffix_round(
+    model: LearnedModel, texts: Sequence[Trajectory], first: np.ndarray, made: Drafts
+) -> None:
+    rows = np.zeros(
+        (len(texts), max(len(t.prompt) + len(t.output) for t in texts)), int
+    )
+    for row, t in zip(rows, texts, strict=True):
+        row[: len(t.prompt) + len(t.output)] = [*t.prompt, *t.output]
+    prompts = np.array([len(t.prompt) for t in texts])
+    position = np.ones(len(texts), int)
+    lengths = np.array([len(t.output) for t in texts])
+    while (slots := np.flatnonzero(position < lengths)).size:
+        totals = (prompts + position)[slots]
+        model.update(slots, rows[slots], totals, prompts[slots])
+        for slot, total in zip(slots.tolist(), totals.tolist(), strict=True):
+            prompt, end = int(prompts[slot]), int(prompts[slot] + lengths[slot])
+            row, at = rows[slot, :end], int(first[slot]) - prompt
+            # The pending draft is what the next update learns from, so the step's own
+            # draft is made again after those of the positions inside its run.
+            drafted = model.draft(slot, row, total, prompt, MAX_DRAFTS)
+            good = _record(made, at + total, row[total:], *drafted)
+            for inner in range(total + 1, min(total + good + 1, end)):
+                drafted = model.draft(slot, row, inner, prompt, MAX_DRAFTS)
+                _record(made, at + inner, row[inner:], *drafted)
+            if good:
+                model.draft(slot, row, total, prompt, MAX_DRAFTS)
+            position[slot] += good + 1
+
+
 def find(workload: str, drafter: str, cache: Path | None = None) -> Drafts:
-    """Return the records of a drafter on a workload, from the cache if there."""
-    trajectories = load(workload)
-    digest = hashlib.sha256(repr((drafter, trajectories)).encode())
+    """Return the records of a drafter on a workload, each request after the other."""
+    return find_rounds([[t] for t in load(workload)], workload, drafter, cache)
+
+
+def find_rounds(
+    rounds: Sequence[Sequence[Trajectory]],
+    name: str,
+    drafter: str,
+    cache: Path | None = None,
+) -> Drafts:
+    """Return the records of a drafter on rounds, from the cache if they are there."""
+    digest = hashlib.sha256(repr((drafter, rounds)).encode())
     for source in (Path(__file__), ROOT / "tests/reference/suffix_learned.py"):
         digest.update(source.read_bytes())
     folder = cache or Path(tempfile.gettempdir()) / "mrv2_spec_drafts"
-    path = folder / f"{workload}-{drafter}-{digest.hexdigest()[:12]}.npz"
+    path = folder / f"{name}-{drafter}-{digest.hexdigest()[:12]}.npz"
     if path.exists():
         return read(path)
     kind, option, *steered = drafter.split("-")
     if kind == "ngram":
-        made = ngram(trajectories, option == "latest")
+        made = ngram([t for one in rounds for t in one], option == "latest")
     else:
-        made = suffix(trajectories, option == "memory", None if steered else LONG)
+        made = suffix(rounds, option == "memory", None if steered else LONG)
     made.save(path)
     return made
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from grid.shapes import LLAMA_8B
+from grid.workloads import DataMissing, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -106,3 +108,24 @@ def load(name: str) -> list[Trajectory]:
     if name == "shift":
         return [*read(FILES["low"]), *read(FILES["high"])]
     raise SystemExit(f"{name}: no workload; there are {', '.join(WORKLOADS)}")
+
+
+def engine_rounds(name: str, requests: int) -> tuple[list[list[Trajectory]], int]:
+    """Return the rounds of requests that the engine grid runs for one of its points.
+
+    Args:
+        name: a workload that both know.
+        requests: at a time.
+
+    Returns:
+        All rounds, and how many of them, at the beginning, only fill a memory.
+    """
+    try:
+        plan = make_plan(name, requests, LLAMA_8B.vocab_size)
+    except DataMissing as error:
+        raise SystemExit(str(error)) from None
+    rounds = [
+        [Trajectory(item.prompt, item.output, name) for item in one]
+        for one in (*plan.warm, *plan.rounds)
+    ]
+    return rounds, len(plan.warm)

@@ -73,8 +73,117 @@ def test_perfect_drafts_take_a_step_for_each_k_plus_one_tokens(
     point = sim.simulate(made, sim.Valid(), 2, K, sim.StepCost(1.0, 0.5), 8, 0)
     # The first token is the prefill's: 40 are left, 5 a step.
     assert (point.steps, point.tokens) == (8, 2 * 40)
+    assert point.turns == 8 * 2
     assert point.time_ms == pytest.approx(8 * (1.0 + 0.5 * 2 * (1 + K)))
     assert point.ratio == pytest.approx((1.0 + 0.5 * 2) * 5 / (1.0 + 0.5 * 2 * 5))
+
+
+def test_rounds_are_not_refilled_and_the_ratio_is_that_of_the_requests(
+    sim: ModuleType,
+) -> None:
+    drafts = sys.modules["policies.drafts"]
+    made = drafts.empty(trajectories([[9] * 41, [9] * 41]))
+    made.num[:] = K
+    # The first request's drafts all come true, the second's never.
+    made.right[:41] = np.minimum(K, 41 - np.arange(41))
+    point = sim.simulate_rounds(
+        made, sim.Valid(), [np.array([0, 1])], K, sim.StepCost(1.0, 0.5)
+    )
+    both, alone = 1.0 + 0.5 * 2 * (1 + K), 1.0 + 0.5 * (1 + K)
+    assert (point.steps, point.turns, point.tokens) == (40, 8 + 40, 80)
+    assert point.time_ms == pytest.approx(8 * both + 32 * alone)
+    tpot = [8 * both / 40, (8 * both + 32 * alone) / 40]
+    assert point.ratio == pytest.approx((1.0 + 0.5 * 2) / (sum(tpot) / 2))
+
+
+def test_costs_of_rows_lie_on_lines_between_points(sim: ModuleType) -> None:
+    cost = sim.StepCost(
+        base_by_requests=((1, 4.0), (11, 6.0)),
+        rows_ms=((1, 0.0), (11, 1.0), (21, 3.0)),
+        wide_ms=((1, 0.25),),
+    )
+    assert cost(6, 0) == pytest.approx(5.0)
+    assert cost(6, 10) == pytest.approx(5.0 + 0.25 + (2.0 - 0.5))
+    # The last line goes on.
+    assert cost(11, 20) == pytest.approx(6.0 + 0.25 + (5.0 - 1.0))
+
+
+def grid_line(
+    arm: str, k: int, c: int, tpot: float, **more: object
+) -> dict[str, object]:
+    return {
+        "run_id": "r", "workload": "low", "arm": arm, "k": k, "c": c, "tpot_ms": tpot,
+        "tokens_per_step": 2.0 if k else 1.0, "asleep": None, "awake_without": None,
+        "mean_budget": None, "model": "llama-8b", **more,
+    }  # fmt: skip
+
+
+def test_a_fit_finds_the_costs_that_points_were_made_of(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fitted = sys.modules["policies.fitted"]
+    slopes = (0.003, 0.008, 0.015, 0.02, 0.025, 0.022)
+    ms = np.concatenate([[0.0], np.cumsum(np.diff(fitted.EDGES) * slopes)])
+    true = sim.StepCost(
+        base_by_requests=((1, 4.7), (256, 12.0)),
+        rows_ms=tuple(zip(fitted.EDGES, ms, strict=True)),
+        wide_ms=((1, 0.2),),
+    )
+    rng = np.random.default_rng(5)
+    lines = []
+    for c in (1, 16, 64, 128, 256):
+        lines.append(grid_line("v2-none", 0, c, true(c, 0)))
+        if c <= 64:
+            lines.append(grid_line("v2-intree-ngram", 5, c, true(c, 5 * c) / 2))
+        for arm in ("ngram", "suffix", "v2-oracle"):
+            budget = int(rng.integers(1, min(15 * c, 1700)))
+            asleep = float(rng.choice([0.0, 0.3]))
+            step = asleep * true(c, 0) + (1 - asleep) * true(c, budget)
+            shares = {"asleep": asleep, "awake_without": 0.0, "mean_budget": budget}
+            lines.append(grid_line(arm, 16, c, step / 2, **shares))
+    # What says nothing of a graph's step, or of a full one, is left out.
+    shares = {"asleep": 0.0, "awake_without": 0.0, "mean_budget": 9.0}
+    lines += [
+        grid_line("v2-intree-ngram", 5, 256, 99.0),
+        grid_line("v2-none", 0, 16, 5.0, workload="high"),
+        grid_line("ngram", 16, 16, 99.0, workload="high", **shares),
+        grid_line("ngram", 16, 16, 99.0, workload="shift", **shares),
+        grid_line("ngram", 16, 16, 99.0, workload="low", run_id="no base", **shares),
+    ]
+    found = fitted.fit(lines)
+    assert found.points == 18
+    assert np.array(found.rows_ms) == pytest.approx(np.array(true.rows_ms), abs=1e-6)
+    assert found.wide_ms == pytest.approx(0.2)
+    assert found.plain_ms["high"] == ((16, 5.0),)
+    assert all(abs(e) < 1e-9 for of in found.errors.values() for e in of.values())
+
+    # The command keeps the same, and the simulator reads it back.
+    (tmp_path / "engine_grid.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    command = (
+        f"fit_step_cost.py --run r --results {tmp_path} --out {tmp_path} --commit abc"
+    )
+    monkeypatch.setattr(sys, "argv", command.split())
+    importlib.import_module("fit_step_cost").main()
+    record = json.loads((tmp_path / "step_cost.json").read_text())
+    assert record["runs"] == ["r"]
+    cost = fitted.Fitted.of_json(record).cost("low")
+    assert cost(64, 192) == pytest.approx(true(64, 192))
+    # A workload that was not measured takes the mean of those that were.
+    mean = fitted.Fitted.of_json(record).cost("mid")(16, 0)
+    assert mean == pytest.approx((true(16, 0) + 5.0) / 2)
+    with pytest.raises(ValueError, match="too few"):
+        fitted.fit(lines[:4])
+
+
+def test_requests_of_a_round_do_not_see_what_comes_later(sim: ModuleType) -> None:
+    drafts = sys.modules["policies.drafts"]
+    text = np.random.default_rng(2).integers(7, 900, 60).tolist()
+    together = drafts.suffix([trajectories([text, text])], memory=True)
+    apart = drafts.suffix([[t] for t in trajectories([text, text])], memory=True)
+    # One after the other, the second finds all of the first; side by side they are
+    # equally far, and nothing that either has said is news to the other.
+    assert apart.right[60:].sum() > 200
+    assert together.right.sum() == apart.right[:60].sum()
 
 
 def test_fixed_pays_for_places_without_a_draft(sim: ModuleType) -> None:
@@ -153,8 +262,13 @@ def test_the_recorded_texts_are_never_slower(sim: ModuleType) -> None:
     if not workloads.data_folder().exists():
         pytest.skip("the recorded texts are not here")
     for requests in (16, 256):
-        point = sim.run("low", "ngram-latest", "curve", requests, 16, sim.GRAPHS)
+        cost = sim.Fitted.of_json(json.loads(sim.FITTED.read_text())).cost("low")
+        point = sim.run("low", "ngram-latest", "curve", requests, 16, cost)
         assert point.ratio > 0.97
+        again = sim.run_rounds("low", "ngram-latest", "curve", requests, 16, cost)
+        assert again.ratio > 0.97
+        # Its 128 tokens each, but the prefill's.
+        assert again.tokens == 127 * requests
 
 
 def test_the_command_saves_its_points(
