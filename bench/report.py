@@ -61,6 +61,7 @@ def page(
         "replay": lambda: drafting.replay(records),
         "replay-loops": lambda: drafting.replay_loops(records),
         "paper": lambda: paper.paper(grid, records.get("simulate_policy")),
+        "step-cost": lambda: paper.step_cost(records.get("step_cost")),
         "real-model": lambda: engines.real_model(records),
         "profile": lambda: engines.profile(records),
         "ranks": lambda: engines.ranks(records),

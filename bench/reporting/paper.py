@@ -1,5 +1,6 @@
 """The report's section on the simulator: how far the engine is from paper."""
 
+from itertools import pairwise
 from typing import Any
 
 from reporting.compare import Arm, Grid
@@ -38,3 +39,26 @@ def paper(grid: Grid, record: dict[str, Any] | None) -> str:
     head = ("arm", "workload", *(f"c={c}" for c in places))
     source = f"Simulated at commit {record['commit']}: `{record['command']}`"
     return f"{table(head, rows)}\n\nPaper / engine (difference). {source}"
+
+
+def step_cost(record: dict[str, Any] | None) -> str:
+    """What a step is charged on paper, as fitted to the engine's points."""
+    if record is None:
+        return "`bench/fit_step_cost.py` was not run yet."
+    rows = [
+        (f"{least} to {most}", f"{(more - less) / (most - least) * 1000:.1f}")
+        for (least, less), (most, more) in pairwise(record["rows_ms"])
+    ]
+    worst, arm, c = max(
+        (abs(error), arm, int(c))
+        for arm, errors in record["errors"].items()
+        for c, error in errors.items()
+    )
+    return (
+        f"{table(('rows of a step', 'us a row'), rows)}\n\n"
+        f"And {record['wide_ms']:.2f} ms for any draft, on top of a measured step "
+        f"without drafts. Fitted to {record['points']} points of "
+        f"{', '.join(record['runs'])}: `{record['command']}` ({record['commit']}). Of "
+        f"an arm and number of requests the mean error is at most {worst:.0%} "
+        f"({arm}, c={c})."
+    )

@@ -440,6 +440,24 @@ def test_paper_stands_beside_the_engine(tmp_path: Path) -> None:
     assert "not run yet" in part("paper").paper(grid, None)
 
 
+def test_step_costs_are_told_a_row() -> None:
+    record = {
+        "rows_ms": [[1, 0.0], [65, 0.32], [129, 1.6]],
+        "wide_ms": 0.25,
+        "points": 12,
+        "runs": ["first", "second"],
+        "command": "python bench/fit_step_cost.py",
+        "commit": "abc",
+        "errors": {"ngram:16": {"1": 0.01, "16": -0.04}, "suffix:16": {"1": 0.02}},
+    }
+    text = part("paper").step_cost(record)
+    assert "| 1 to 65 | 5.0 |\n| 65 to 129 | 20.0 |" in text
+    assert "0.25 ms for any draft" in text
+    assert "12 points of first, second" in text
+    assert "at most 4% (ngram:16, c=16)" in text
+    assert "not run yet" in part("paper").step_cost(None)
+
+
 MACHINE = {"gpu": "NVIDIA H200", "commit": "abc", "command": "python x"}
 
 
