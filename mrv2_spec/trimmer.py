@@ -65,6 +65,10 @@ class VariableDraftTrimmer:
         self._cu_num_logits = torch.zeros(
             max_num_reqs + 1, dtype=torch.int32, device=device
         )
+        # Its beginnings, by the number of requests: to slice it takes a step too long.
+        self._cu_num_logits_of = [
+            self._cu_num_logits[: num_reqs + 1] for num_reqs in range(max_num_reqs + 1)
+        ]
         # Rows of whole 16 bytes: kernels are compiled for aligned pointers.
         shape = (2, -(-max_num_reqs // 4) * 4)
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -116,7 +120,7 @@ class VariableDraftTrimmer:
             self.query_start_loc,
             num_bonus_tokens=self.num_bonus_tokens,
         )
-        return self._cu_num_logits[: num_reqs + 1], self.query_start_loc
+        return self._cu_num_logits_of[num_reqs], self.query_start_loc
 
     def fill(
         self,
@@ -151,7 +155,7 @@ class VariableDraftTrimmer:
             draft_budget=draft_budget,
             num_bonus_tokens=self.num_bonus_tokens,
         )
-        return self._cu_num_logits[: num_reqs + 1], self.query_start_loc
+        return self._cu_num_logits_of[num_reqs], self.query_start_loc
 
     def _to_device(self, drafts: Int32Array, scheduled: Int32Array) -> None:
         newest = (drafts.tobytes(), scheduled.tobytes())

@@ -16,6 +16,7 @@ import torch
 from mrv2_spec.integration.patching import Patch
 from mrv2_spec.integration.signatures import EXECUTE_MODEL
 from mrv2_spec.integration.speculator import speculator_of
+from mrv2_spec.kernels.count_drafts import count_drafts
 from mrv2_spec.metrics.step import NO_LIMIT, Ended, Int32Array, StepCounts
 
 # On a ModelRunnerOutput: its StepCounts.
@@ -91,7 +92,7 @@ class _Gathered:
         self._given_up = given_up
         # Kept until the copy has landed: another stream reads it.
         self._on_device = drafts
-        self._drafts: torch.Tensor | None = None
+        self._drafts: Int32Array | None = None
 
     @property
     def has_drafts(self) -> bool:
@@ -101,16 +102,16 @@ class _Gathered:
     def copy_to_host(self) -> None:
         """Enqueue the copy on the current stream."""
         assert self._on_device is not None
-        self._drafts = _to_host(self._on_device)
+        self._drafts = _to_host(self._on_device).numpy()
 
     def step_counts(self, num_sampled: Int32Array) -> StepCounts:
         """Return the step; all copies must have landed."""
         assert (self._drafts is not None) == self.has_drafts
         return StepCounts(
             slots=self._slots,
-            drafts=None if self._drafts is None else self._drafts.numpy(),
+            drafts=self._drafts,
             num_sampled=num_sampled,
-            is_round=self._is_round & (num_sampled > 0),
+            is_round=np.logical_and(self._is_round, num_sampled),
             limits=self._limits,
             ended=[ended for one in self._given_up for ended in one.ended()],
         )
@@ -143,8 +144,6 @@ def _wrap_sample(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample(
         self: Any, hidden_states: Any, input_batch: Any, grammar_output: Any
     ) -> Any:
-        from mrv2_spec.kernels.count_drafts import count_drafts
-
         result = original(self, hidden_states, input_batch, grammar_output)
         speculator = _counted(self)
         if speculator is None:
@@ -238,6 +237,8 @@ def _wrap_execute(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm.v1.worker.gpu.async_utils import stream
+
     def __init__(
         self: Any,
         model_runner_output: Any,
@@ -248,8 +249,6 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        from vllm.v1.worker.gpu.async_utils import stream
-
         original(
             self,
             model_runner_output,
