@@ -4,15 +4,19 @@ Nothing here waits for the device, which would hide what it looks for: checksums
 made on the device, behind the kernels that they are about, and fetched at the end.
 """
 
+import json
 import random
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from grid.worker import GridWorker
 
+# What the tests of identity are made restless by, too.
+RESTLESS = Path(__file__).resolve().parents[2] / "tests" / "data" / "restless.json"
 # What is noted of every step, by rank: on the device, then on the host.
 ON_DEVICE = ("drafts", "real drafts", "confidences", "widths", "boundaries", "sampled")
 ON_HOST = ("requests", "rows", "budget", "scheduled", "asleep")
@@ -104,13 +108,10 @@ class RanksWorker(GridWorker):
         """Let drafting fall asleep and wake all the time from now on."""
         from mrv2_spec import policy, step_costs
 
-        for name in (
-            "_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_LEAST_STEPS_OF_MEAN",
-            "_MIN_STEPS_TO_WAKE", "_MAX_STEPS_TO_WAKE", "_MAX_STEPS_AVERAGED",
-        ):  # fmt: skip
-            setattr(policy, name, 1)
-        # So dear that only drafts pay which come true more often than not.
-        dear = step_costs.CostCurve.of([(1, 1.0), (4096, 1000.0)], 0)
+        restless = json.loads(RESTLESS.read_text())
+        for name, value in restless["policy"].items():
+            setattr(policy, name, value)
+        dear = step_costs.CostCurve.of(restless["ms_by_rows"], 0)
         costs = step_costs.StepCosts.without_contexts(dear, dear)
         self.model_runner.adaptive_verification.policy.use_costs(costs, ())
 

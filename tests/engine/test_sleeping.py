@@ -1,7 +1,9 @@
 """Drafting that does not pay sleeps, wakes when it would, and changes no token."""
 
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +16,13 @@ pytestmark = pytest.mark.vllm
 K = 4
 NUM_TOKENS = 40
 POLICY = "mrv2_spec.policy."
-# It falls asleep after the first steps whose budget is none, and wakes after some that
-# speak for drafting: in a text of a few dozen tokens it does both several times.
+DATA = Path(__file__).resolve().parents[1] / "data" / "restless.json"
+# By dotted path: one that is no longer there is an error here, not where the file is
+# read on a GPU.
 RESTLESS = {
-    POLICY + "_MIN_STEPS_TO_SLEEP": 1,
-    POLICY + "_MAX_STEPS_TO_SLEEP": 1,
-    POLICY + "_LEAST_STEPS_OF_MEAN": 1,
-    POLICY + "_MIN_STEPS_TO_WAKE": 1,
-    POLICY + "_MAX_STEPS_TO_WAKE": 1,
-    POLICY + "_MIN_STEPS_AVERAGED": 1,
-    POLICY + "_MAX_STEPS_AVERAGED": 1,
-    POLICY + "_SLEEP_MARGIN": 1.01,
-    POLICY + "_WAKE_MARGIN": 1.01,
+    POLICY + name: value
+    for name, value in json.loads(DATA.read_text())["policy"].items()
+} | {
     # So dear a row that only drafts which come true more often than not pay.
     "mrv2_spec.step_costs._TOKENS_OF_TWICE_THE_COST": {"cpu": 2.0, "cuda": 2.0},
 }

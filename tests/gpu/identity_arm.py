@@ -5,6 +5,9 @@ import json
 import time
 from pathlib import Path
 
+# What tests on the CPU and two ranks are made restless by, too.
+RESTLESS = Path(__file__).resolve().parents[1] / "data" / "restless.json"
+
 
 def _speculation(method: str, k: int) -> dict[str, object] | None:
     if method == "none":
@@ -21,14 +24,10 @@ def _make_restless() -> None:
     """Let drafting fall asleep at once, and wake at once, all the time."""
     from mrv2_spec import policy, step_costs
 
-    for name in (
-        "_MIN_STEPS_TO_SLEEP", "_MAX_STEPS_TO_SLEEP", "_LEAST_STEPS_OF_MEAN",
-        "_MIN_STEPS_TO_WAKE", "_MAX_STEPS_TO_WAKE", "_MAX_STEPS_AVERAGED",
-    ):  # fmt: skip
-        setattr(policy, name, 1)
-    policy._SLEEP_MARGIN = policy._WAKE_MARGIN = policy._MARGIN
-    # Rows so dear that only drafts pay which come true more often than not.
-    dear = step_costs.CostCurve.of([(1, 1.0), (4096, 1000.0)], 0)
+    restless = json.loads(RESTLESS.read_text())
+    for name, value in restless["policy"].items():
+        setattr(policy, name, value)
+    dear = step_costs.CostCurve.of(restless["ms_by_rows"], 0)
     step_costs.CostCurve.of = lambda *_: dear  # type: ignore[method-assign]
     step_costs.CostCurve.guess = lambda *_: dear  # type: ignore[method-assign]
 
