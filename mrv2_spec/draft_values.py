@@ -39,6 +39,7 @@ class DraftValues:
             classes.
         confidences: [max_num_reqs, K] float32 by slot, of the newest drafts.
         asleep: whether drafts are made to be judged only, where none are asked for.
+        stirring: whether those judged last were good enough to judge more of them.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class DraftValues:
         self._made = torch.zeros(max_num_reqs, 2, **ints)
         self._tallies = torch.zeros(2, _TALLY_STRIDE, **ints)
         self._tally_views = [tally[:TALLY_WIDTH] for tally in self._tallies]
-        self.asleep = False
+        self.asleep = self.stirring = False
         self._steps = 0
         self._taken = 0
 

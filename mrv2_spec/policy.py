@@ -118,7 +118,7 @@ class DraftPolicy:
         # Since it fell asleep or woke.
         self._steps_in_state = 0
         # The mean gain of the last steps: how many, with how many requests about.
-        self._mean_gain = 0.0
+        self._last_gain = self._mean_gain = 0.0
         self._mean_steps = 0
         self._mean_requests = 0
         self._steps_to_wake = _MIN_STEPS_TO_WAKE
@@ -184,6 +184,11 @@ class DraftPolicy:
             self._best(num_tokens, num_requests, max_drafts)
             self._maybe_wake(num_requests)
 
+    @property
+    def stirring(self) -> bool:
+        """Tell whether more steps like the last one that told would wake it."""
+        return self.asleep and self._last_gain >= _WAKE_MARGIN
+
     def _fall_asleep(self) -> None:
         # Where it woke for nothing, the next time it takes more to wake it: in the
         # middle of a copy every draft looks good until one of them was taken.
@@ -194,6 +199,7 @@ class DraftPolicy:
             else _MIN_STEPS_TO_WAKE
         )
         self.asleep = True
+        self._last_gain = 0.0
         self._steps_in_state = self._mean_steps = 0
 
     def _maybe_wake(self, num_requests: int) -> None:
@@ -212,6 +218,7 @@ class DraftPolicy:
         self._mean_steps = min(self._mean_steps + 1, most_steps)
         # Without a budget a step gains nothing, and loses what its places cost.
         gain = min(max(self.gain, 1.0 / self.cost_ratios.places), _MOST_GAIN)
+        self._last_gain = gain
         before = self._mean_gain if self._mean_steps > 1 else 0.0
         self._mean_gain = before + (gain - before) / self._mean_steps
 

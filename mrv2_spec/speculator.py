@@ -21,10 +21,21 @@ from mrv2_spec.views import StepInputs, TokenRows
 _IDLE_PERIODS = ((64, 8), (192, 16))
 _LONGEST_IDLE_PERIOD = 32
 _STEPS_THAT_LOOK = 2
+# While what they see is good, so many go on, so that drafting need not wait for many
+# periods where the text changes its nature. Of so many steps only, so that looking
+# costs little where a text is good now and then and never pays.
+_STEPS_THAT_LOOK_ON, _PERIOD_OF_LOOKING_ON = 16, 64
 
 
-def looks(idle_step: int) -> bool:
-    """Tell whether a step drafts to be judged, by its number since drafting slept."""
+def looks(idle_step: int, stirring: bool) -> bool:
+    """Tell whether a step drafts to be judged.
+
+    Args:
+        idle_step: its number since drafting slept.
+        stirring: whether the drafts judged last were good.
+    """
+    if stirring and idle_step % _PERIOD_OF_LOOKING_ON < _STEPS_THAT_LOOK_ON:
+        return True
     periods = (period for until, period in _IDLE_PERIODS if idle_step < until)
     return idle_step % next(periods, _LONGEST_IDLE_PERIOD) < _STEPS_THAT_LOOK
 
@@ -152,7 +163,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         return (
             num_speculative_tokens == 0
             and self.draft_values.asleep
-            and not looks(self._idle_steps + 1)
+            and not looks(self._idle_steps + 1, self.draft_values.stirring)
         )
 
     # Not `torch.inference_mode`: the runner is in it, and entering it again takes time.

@@ -363,6 +363,21 @@ def test_bad_moments_of_a_text_that_pays_change_nothing() -> None:
     assert budgets == [0] * 40
 
 
+def test_it_stirs_while_more_of_what_it_saw_last_would_wake_it() -> None:
+    made = woken_in_vain()
+    assert not made.stirring
+    # What is known about values is a mean of some steps.
+    run(made, GOOD, 4)
+    assert made.asleep and made.stirring
+    run(made, BAD, 4)
+    assert made.asleep and not made.stirring
+    steps_until(made, False, GOOD)
+    # Awake every step drafts anyway; asleep again, nothing was seen yet.
+    assert not made.stirring
+    steps_until(made, True, BAD)
+    assert not made.stirring
+
+
 def test_good_moments_of_a_text_that_does_not_pay_change_nothing() -> None:
     made = woken_in_vain()
     for _ in range(40):

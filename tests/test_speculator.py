@@ -89,13 +89,22 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
 
 
 def test_the_longer_nobody_asks_the_fewer_steps_look() -> None:
-    steps = [step for step in range(1, 1000) if looks(step)]
+    steps = [step for step in range(1, 1000) if looks(step, stirring=False)]
     assert steps[:5] == [1, 8, 9, 16, 17]
     # Always two in a row: the first one's drafts are judged in the second.
     assert all(step + 1 in steps for step in steps[1:-1:2])
     assert len([step for step in steps if step < 64]) == 1 + 2 * 7
     assert len([step for step in steps if 64 <= step < 192]) == 2 * 8
     assert len([step for step in steps if 192 <= step < 512]) == 2 * 10
+
+
+def test_good_drafts_are_looked_at_more_often_in_a_quarter_of_the_steps() -> None:
+    good = {step for step in range(1024) if looks(step, stirring=True)}
+    bad = {step for step in range(1024) if looks(step, stirring=False)}
+    assert good > bad
+    assert good - bad <= {step for step in range(1024) if step % 64 < 16}
+    # A change is seen within a period, and then in a row.
+    assert all(set(range(start, start + 16)) <= good for start in range(0, 1024, 64))
 
 
 def test_asked_again_it_looks_as_often_as_at_first(device: torch.device) -> None:

@@ -183,6 +183,7 @@ class TrimManager:
             policy.pass_by(num_tokens, num_decoding, num_places)
         # Until the scheduler has heard that it woke, drafts go on being judged alone.
         self._draft_values.asleep |= policy.asleep
+        self._draft_values.stirring = policy.stirring
         self.num_places = 0 if policy.asleep else self._num_wanted
         self.kind = self._kind(bool(drafts))
         self.expected_ms = self.plain_ms = 0.0
