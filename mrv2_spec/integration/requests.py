@@ -21,11 +21,13 @@ def _wrap_from_request(original: Callable[..., Any]) -> Any:
 
 def _wrap_add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_requests(self: Any, scheduler_output: Any) -> Any:
-        from mrv2_spec.suffix import SuffixSpeculator
-
         result = original(self, scheduler_output)
         new = scheduler_output.scheduled_new_reqs
-        if new and isinstance(self.speculator, SuffixSpeculator):
+        if not new:
+            return result
+        from mrv2_spec.suffix import SuffixSpeculator
+
+        if isinstance(self.speculator, SuffixSpeculator):
             slots = self.req_states.req_id_to_index
             self.speculator.add_requests(
                 [_describe(slots[data.req_id], data) for data in new]

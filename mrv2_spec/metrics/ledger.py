@@ -122,9 +122,9 @@ class Ledger:
     ) -> None:
         places = lengths + self._kind_offsets
         if np.count_nonzero(sources):
-            sources = np.minimum(np.maximum(sources, 0), len(SOURCES) - 1)
-            sources[lengths[PROPOSED] == 0] = 0
-            places += sources * (self.num_drafts + 1)
+            # There are two; without a draft it is the first, whatever the drafter says.
+            second = np.logical_and(sources > 0, lengths[PROPOSED])
+            places += second * (self.num_drafts + 1)
         starts = slots * self._size
         np.add.at(self._cells, (places + starts).ravel(), 1)
         np.add.at(self.total.values, places.ravel(), 1)
