@@ -7,6 +7,7 @@ nothing is written; the exit code is 1 if a table differs.
 """
 
 import argparse
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -410,6 +413,21 @@ def suffix_golden() -> str:
     return table(head, rows) + _commands(record)
 
 
+def scorecard() -> str:
+    """The scorecard of a server, as `mrv2-spec scorecard` prints its ratios."""
+    from mrv2_spec.scorecard.score import score
+    from mrv2_spec.scorecard.scrape import parse
+    from mrv2_spec.scorecard.show import ratio_table
+
+    record = load("scorecard")
+    card = score(parse("\n".join((*record["samples"], ""))))
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(ratio_table(card))
+    lines = [line for line in printed.getvalue().splitlines() if line[0] in "┃│"]
+    shown = "\n".join([*lines, "...", card.verdict])
+    return f"```\n{shown}\n```\n{_from(record)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "propose-ngram": propose_ngram,
     "trim": trim,
@@ -427,6 +445,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "suffix-golden": suffix_golden,
     "suffix-gpu-checks": suffix_gpu_checks,
     "counting-cost": counting_cost,
+    "scorecard": scorecard,
 }
 
 
