@@ -4,6 +4,7 @@ A pure function of host numbers that all ranks share: the tallies of earlier ste
 fixed number of steps old, and the costs measured at start.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from mrv2_spec.step_costs import Floats, StepCosts
 
 # What a draft of each bin is worth: the middle of the bin, in octaves.
 _BIN_VALUES = 2.0 ** (-(np.arange(NUM_BINS) + 0.5) / BIN_STEPS_PER_OCTAVE)
+# A draft of each bin as a place, and what it is worth.
+_BIN_WEIGHTS = np.stack((np.ones(NUM_BINS), _BIN_VALUES))
 # Places a request at which the value of a step's best drafts is followed.
 _PLACES = np.unique(
     np.concatenate(([0.0], 2.0 ** np.arange(-6.0, 7.25, 0.25), np.arange(1.0, 17.0)))
@@ -63,8 +66,7 @@ class ValueCurve:
         self._values = np.zeros_like(_PLACES)
         self._steps = 0
         # Of the newest step: places of at least a value, and what they are worth.
-        self._places = np.zeros(NUM_BINS + 1)
-        self._worth = np.zeros(NUM_BINS + 1)
+        self._newest = np.zeros((2, NUM_BINS + 1))
 
     @property
     def is_known(self) -> bool:
@@ -76,13 +78,13 @@ class ValueCurve:
         rounds = int(tally[ROUNDS])
         if rounds == 0:
             return
-        counts = tally[:NUM_BINS] / rounds
-        np.cumsum(counts, out=self._places[1:])
-        np.cumsum(counts * _BIN_VALUES, out=self._worth[1:])
+        np.cumsum(tally[:NUM_BINS] * _BIN_WEIGHTS, axis=1, out=self._newest[:, 1:])
         most = max(_ROUNDS_AVERAGED // rounds, _MIN_STEPS_AVERAGED)
         self._steps = min(self._steps + 1, most, _MAX_STEPS_AVERAGED)
-        new = np.interp(_PLACES, self._places, self._worth)
-        self._values += (new - self._values) / self._steps
+        new = np.interp(_PLACES * rounds, *self._newest)
+        new *= 1.0 / (rounds * self._steps)
+        self._values *= 1.0 - 1.0 / self._steps
+        self._values += new
 
     def __call__(self, budgets: npt.NDArray[np.int64], num_requests: int) -> Floats:
         """Return what the best drafts of so many requests are worth, by budget."""
@@ -131,6 +133,8 @@ class DraftPolicy:
         self._drafting_ms = costs.drafting(tokens)
         self._context_ms = costs.context(tokens)
         self._graph_sizes = np.asarray(graph_sizes, np.int64)
+        # The same to search in.
+        self._sorted_sizes = list(graph_sizes)
 
     def cost_of(self, num_requests: int, budget: int) -> float:
         """Return the ms that a step of decodes should take; 0: without drafts."""
@@ -232,15 +236,18 @@ class DraftPolicy:
         accepted = self._curve(totals - num_tokens, num_requests)
         ratios, plain_ms = self.cost_ratios, self.cost_of(num_requests, 0)
         host_ms = ratios.host * plain_ms
-        # Prefills are charged what they cost without drafts: in a long step a draft
-        # that costs more than a later step would looks cheap.
-        rows_ms = self._drafting_ms[totals] - self._drafting_ms[num_tokens]
-        decodes_ms = self._drafting_ms[num_requests] + self._contexts_ms(num_requests)
+        decodes_ms = float(self._drafting_ms[num_requests])
+        decodes_ms += self._contexts_ms(num_requests)
         if num_tokens > num_requests:
             # The device is busy with them, whatever the host does.
             decodes_ms = max(decodes_ms, host_ms / ratios.drafts)
+        # Prefills are charged what they cost without drafts: in a long step a draft
+        # that costs more than a later step would looks cheap.
+        ms = self._drafting_ms[totals]
+        ms += decodes_ms - float(self._drafting_ms[num_tokens])
+        ms *= ratios.drafts
         # While the device waits for the host, more drafts cost nothing.
-        ms = np.maximum(ratios.drafts * (decodes_ms + rows_ms), host_ms)
+        np.maximum(ms, host_ms, out=ms)
         rates = (num_requests + accepted) / ms
         best = int(rates.argmax())
         self.gain = float(rates[best]) * plain_ms / num_requests
@@ -253,9 +260,12 @@ class DraftPolicy:
         # A step is padded to a graph's size: use it up. Beyond the graphs, and without
         # any, a coarse choice is as good.
         sizes = self._graph_sizes
-        first, end = sizes.searchsorted((num_tokens + 1, most))
+        first = bisect_left(self._sorted_sizes, num_tokens + 1)
+        end = bisect_left(self._sorted_sizes, most)
         if end < sizes.shape[0]:
-            return np.append(sizes[first:end], most)
+            totals = sizes[first : end + 1].copy()
+            totals[-1] = most
+            return totals
         beyond = num_tokens + _COARSE
         largest = sizes[-1] if end else 0
         beyond = beyond[(beyond > largest) & (beyond < most)]

@@ -79,6 +79,10 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
         self.num_speculative_steps = vllm_config.num_speculative_tokens
         shape = (req_states.max_num_reqs, self.num_speculative_steps)
         self.draft_tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        # Its first rows, by their number: to slice it takes a step too long.
+        self._draft_tokens_of = [
+            self.draft_tokens[:num_reqs] for num_reqs in range(shape[0] + 1)
+        ]
         self.draft_token_confidence_probs = torch.zeros(
             shape, dtype=torch.float32, device=device
         )
@@ -115,7 +119,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
                 rows=rows,
                 idx_mapping=nothing.to(torch.int64),
                 num_sampled=nothing,
-                max_total_len=1,
+                seq_lens=torch.zeros(1, dtype=torch.int32, device="cpu"),
                 num_speculative_tokens=self.num_speculative_steps,
             )
         )
@@ -193,9 +197,9 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             [num_reqs, K] int64; unused places hold the last sampled token. vLLM may
             write into it afterwards.
         """
-        num_reqs = input_batch.num_reqs
+        num_reqs: int = input_batch.num_reqs
         if dummy_run or num_reqs == 0:
-            return self.draft_tokens[:num_reqs]
+            return self._draft_tokens_of[num_reqs]
         if num_speculative_tokens is None:
             num_speculative_tokens = self.num_speculative_steps
         req_states = self.req_states
@@ -209,7 +213,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
                     0, input_batch.idx_mapping, 0
                 )
                 self._pending[slots] = False
-            return self.draft_tokens[:num_reqs]
+            return self._draft_tokens_of[num_reqs]
         self.draft_values.asleep &= num_speculative_tokens == 0
         if self.draft_values.asleep:
             # Nobody will verify them. They are made all the same, to be compared with
@@ -218,9 +222,6 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             num_speculative_tokens = self.num_speculative_steps
         else:
             self._idle_steps = 0
-        # By numpy: as torch operations these would take several times as long.
-        seq_lens = input_batch.seq_lens_cpu_upper_bound.numpy()
-        max_seq_len = int(seq_lens[:num_reqs].max())
         step = StepInputs(
             rows=TokenRows(
                 token_ids=req_states.all_token_ids.gpu,
@@ -229,8 +230,7 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             ),
             idx_mapping=input_batch.idx_mapping,
             num_sampled=num_sampled,
-            # One more than was computed: the token just sampled.
-            max_total_len=min(max_seq_len + 1, req_states.max_model_len),
+            seq_lens=input_batch.seq_lens_cpu_upper_bound,
             num_speculative_tokens=num_speculative_tokens,
         )
         self.draft(step)
@@ -244,4 +244,4 @@ class RowSpeculator(BaseSpeculator):  # type: ignore[misc]
             self.num_valid_drafts_for_trim,
             self.draft_token_confidence_probs,
         )
-        return self.draft_tokens[:num_reqs]
+        return self._draft_tokens_of[num_reqs]

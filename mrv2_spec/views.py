@@ -28,10 +28,18 @@ class StepInputs:
     idx_mapping: torch.Tensor
     # [num_reqs] int32, tokens sampled; 0 inside a prefill
     num_sampled: torch.Tensor
-    # a host bound on the total length of the batch's rows
-    max_total_len: int
+    # [>= num_reqs] int32 on the host, bounds on what the rows held before the token
+    # just sampled
+    seq_lens: torch.Tensor
     # drafts a request may get this step, 0 to K
     num_speculative_tokens: int
+
+    @property
+    def max_total_len(self) -> int:
+        """A bound on the total length of the batch's rows."""
+        # By numpy: as torch operations these would take several times as long.
+        seq_lens = self.seq_lens.numpy()[: self.idx_mapping.shape[0]]
+        return min(int(seq_lens.max()) + 1, self.rows.max_model_len)
 
 
 # A request's own arguments (``extra_args``, over HTTP ``vllm_xargs``).

@@ -13,14 +13,12 @@ from typing import Any
 from mrv2_spec.integration.patching import Patch
 
 
-def _nothing_to_draft(runner: Any) -> bool:
+def _nothing_to_draft(runner: Any, row_speculator: Any) -> bool:
     """Tell whether the step in progress has no drafts, and none will be made in it."""
-    from mrv2_spec.speculator import RowSpeculator
-
     state = runner.execute_model_state
     return (
         state is not None
-        and isinstance(runner.speculator, RowSpeculator)
+        and isinstance(runner.speculator, row_speculator)
         and state.input_batch.num_draft_tokens == 0
         # A grammar's drafts travel to the scheduler, and so does that there are none.
         and not state.input_batch.has_structured_output_reqs
@@ -42,8 +40,11 @@ def _without_speculator(runner: Any) -> Iterator[None]:
 
 
 def _wrap_sample_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    # It imports of vLLM what is there once the runner is.
+    from mrv2_spec.speculator import RowSpeculator
+
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
-        if not _nothing_to_draft(self):
+        if not _nothing_to_draft(self, RowSpeculator):
             return original(self, grammar_output)
         input_batch = self.execute_model_state.input_batch
         with _without_speculator(self):

@@ -286,6 +286,13 @@ class TrimManager:
 
 def _spread(budget: int, capacities: Int32Array) -> Int32Array:
     """Spread a budget over places of given capacity, about evenly."""
+    num_places = capacities.shape[0]
+    if num_places and budget < num_places * capacities.min():
+        # As in most steps there is room for an equal share everywhere.
+        share, extra = divmod(budget, num_places)
+        widths = np.full_like(capacities, share)
+        widths[:extra] += 1
+        return widths
     widths = np.zeros_like(capacities)
     left = budget
     while left > 0:
