@@ -91,8 +91,9 @@ def test_what_it_passes_by_it_would_not_have_drafted_in(
         assert spared.draft_values.asleep == always.draft_values.asleep
         asleep = places == 0 and spared.draft_values.asleep
         looked += asleep and bool(spared._pending[slots].any())
-    # Of 26 seeds none passed fewer than 94 by, or looked in fewer than 90.
-    assert passed > 60 and looked > 60, (passed, looked)
+    # About 134 and 101; of 20000 seeds none passed by fewer than 41, or looked in fewer
+    # than 48.
+    assert passed > 30 and looked > 30, (passed, looked)
     assert np.array_equal(spared.draft_values.counts, always.draft_values.counts)
 
 
