@@ -21,9 +21,10 @@ from mrv2_spec.views import StepInputs, TokenRows
 _IDLE_PERIODS = ((64, 8), (192, 16))
 _LONGEST_IDLE_PERIOD = 32
 _STEPS_THAT_LOOK = 2
-# While what they see is good, so many go on, so that drafting need not wait for many
-# periods where the text changes its nature. Of so many steps only, so that looking
-# costs little where a text is good now and then and never pays.
+# While what they see is good, so many in a row look where they have become rare:
+# drafting need not wait for many periods where the text changes its nature. Of so many
+# steps only, so that looking costs little where a text is good now and then and never
+# pays.
 _STEPS_THAT_LOOK_ON, _PERIOD_OF_LOOKING_ON = 16, 64
 
 
@@ -34,10 +35,12 @@ def looks(idle_step: int, stirring: bool) -> bool:
         idle_step: its number since drafting slept.
         stirring: whether the drafts judged last were good.
     """
+    for until, period in _IDLE_PERIODS:
+        if idle_step < until:
+            return idle_step % period < _STEPS_THAT_LOOK
     if stirring and idle_step % _PERIOD_OF_LOOKING_ON < _STEPS_THAT_LOOK_ON:
         return True
-    periods = (period for until, period in _IDLE_PERIODS if idle_step < until)
-    return idle_step % next(periods, _LONGEST_IDLE_PERIOD) < _STEPS_THAT_LOOK
+    return idle_step % _LONGEST_IDLE_PERIOD < _STEPS_THAT_LOOK
 
 
 class RowSpeculator(BaseSpeculator):  # type: ignore[misc]

@@ -62,19 +62,19 @@ class _Known:
         typical: by how much they exceed their cost.
         device: by how much those do in which the device waited for nothing, or None
             if too few of them are kept.
-        host: by how much the median step exceeds the cost of plain ones if the host is
-            what it took so long for, or None. In steps that the device did not wait in
-            the host took less than they did: nobody knows how much.
+        host_ms: what the median step took if the host is what it took so long for, or
+            None. In steps that the device did not wait in the host took less than they
+            did: nobody knows how much.
         last: the number of the last one, of all steps that told something.
         doubted: steps since it is known, while no plain ones are.
     """
 
     def __init__(self) -> None:
-        # By how much each exceeded its cost, and a plain step's where it was awaited.
+        # By how much each exceeded its cost, and what it took where it was awaited.
         self._steps: deque[tuple[float, float | None]] = deque(maxlen=_STEPS_KEPT)
         self.typical = 1.0
         self.device: float | None = None
-        self.host: float | None = None
+        self.host_ms: float | None = None
         self.last = 0
         self.doubted = 0
 
@@ -82,16 +82,36 @@ class _Known:
     def is_known(self) -> bool:
         return len(self._steps) >= _LEAST_STEPS
 
-    def note(self, times: float, plain_times: float | None, number: int) -> None:
-        self._steps.append((times, plain_times))
+    def note(self, times: float, awaited_ms: float | None, number: int) -> None:
+        self._steps.append((times, awaited_ms))
         self.typical = median(times for times, _ in self._steps)
-        device = [times for times, awaited in self._steps if awaited is None]
+        device = [times for times, awaited_ms in self._steps if awaited_ms is None]
         least = max(_LEAST_STEPS, len(self._steps) // _ONE_IN)
         self.device = median(device) if len(device) >= least else None
-        host = sorted(awaited for _, awaited in self._steps if awaited is not None)
+        host = sorted(ms for _, ms in self._steps if ms is not None)
         middle = len(self._steps) // 2 - len(device)
-        self.host = host[middle] if host and middle >= 0 else None
+        self.host_ms = host[middle] if host and middle >= 0 else None
         self.last = number
+
+    def excess(self, should: float, plain_ms: float) -> tuple[float, float]:
+        """Return by how much the device and the host exceed what they should take.
+
+        What the host takes does not grow with contexts: beside longer ones it exceeds
+        by less.
+
+        Args:
+            should: what the device takes where only the host is known of: no longer
+                than the steps, in any case.
+            plain_ms: what a plain step should cost.
+
+        Returns:
+            The device, in costs of such steps; the host, in costs of plain ones, or 0
+            where it is not known.
+        """
+        if self.host_ms is None:
+            return self.typical, 0.0
+        device = min(should, self.typical) if self.device is None else self.device
+        return device, self.host_ms / plain_ms
 
 
 class StepClock:
@@ -108,6 +128,8 @@ class StepClock:
         self._kinds: dict[tuple[StepKind, int], _Known] = {}
         self._last_ms: float | None = None
         self._last_requests = 0
+        # What a plain step should cost now.
+        self._plain_ms = 0.0
         self._num_told = 0
 
     def note(
@@ -143,8 +165,9 @@ class StepClock:
         times = (now_ms - last) / expected_ms
         if not known.is_known or times <= _MOST_TIMES * known.typical:
             self._num_told += 1
-            awaited = (now_ms - last) / plain_ms if gpu_waited else None
-            known.note(times, awaited, self._num_told)
+            self._plain_ms = plain_ms
+            awaited_ms = now_ms - last if gpu_waited else None
+            known.note(times, awaited_ms, self._num_told)
 
     def ratios(self, num_requests: int, measured: bool) -> CostRatios:
         """Return by how much more than plain steps others exceed their cost.
@@ -164,23 +187,24 @@ class StepClock:
             if drafts is None or not measured:
                 return CostRatios()
             left = max(1.0 - drafts.doubted / _STEPS_TO_FADE, 0.0)
-            device, host = _device_and_host(drafts, 1.0)
+            device, host = drafts.excess(1.0, self._plain_ms)
             longer = max(device, host)
             plain_times = longer / (max(longer, 1.0) * _DOUBT) ** left
             return CostRatios(drafts=device / plain_times, host=host / plain_times)
-        by_places = 1.0
-        if places is not None:
-            by_places = places.typical / _plain_times(plain, places, places.typical)
-            # They cannot cost less than nothing: that was another moment's host.
-            by_places = max(by_places, 1.0)
-        if drafts is None:
-            return CostRatios(places=by_places)
         # The device takes what it should, or what it does for plain steps.
         should = 1.0 if measured else plain.typical
         should = should if plain.device is None else plain.device
-        device, host = _device_and_host(drafts, should)
+        bare = max(plain.excess(should, self._plain_ms))
+        by_places = 1.0
+        if places is not None:
+            times = max(places.excess(should, self._plain_ms))
+            # They cannot cost less than nothing: that was another moment's host.
+            by_places = max(times / _faded(bare, plain, times, places), 1.0)
+        if drafts is None:
+            return CostRatios(places=by_places)
+        device, host = drafts.excess(should, self._plain_ms)
         # Both fade with one: which of them is the longer stays true.
-        plain_times = _plain_times(plain, drafts, max(device, host))
+        plain_times = _faded(bare, plain, max(device, host), drafts)
         return CostRatios(device / plain_times, by_places, host / plain_times)
 
     def _known(self, kind: StepKind, num_requests: int) -> _Known | None:
@@ -196,23 +220,11 @@ class StepClock:
         return None
 
 
-def _device_and_host(drafts: _Known, should: float) -> tuple[float, float]:
-    """Return by how much the device and the host exceed; 0 for an unknown host.
-
-    Args:
-        drafts: steps that verify some.
-        should: what the device takes where only the host is known of: no longer than
-            the steps, in any case.
-    """
-    if drafts.host is None:
-        return drafts.typical, 0.0
-    device = drafts.device
-    return min(should, drafts.typical) if device is None else device, drafts.host
-
-
-def _plain_times(plain: _Known, other: _Known, other_times: float) -> float:
+def _faded(
+    plain_times: float, plain: _Known, other_times: float, other: _Known
+) -> float:
     """Return by how much plain steps exceed their cost, to compare others with."""
     # Of moments far apart: the host may have been busier in one of them, so that plain
     # steps would now be as much dearer than reckoned as the others.
     fresh = math.exp(-abs(other.last - plain.last) / _STEPS_TO_FADE)
-    return 1.0 / (fresh / plain.typical + (1.0 - fresh) / other_times)
+    return 1.0 / (fresh / plain_times + (1.0 - fresh) / other_times)

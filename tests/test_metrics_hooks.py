@@ -61,7 +61,7 @@ class FakeScheduler:
     """What the hook reads of a scheduler, and vLLM's own way to count."""
 
     num_spec_tokens = K
-    max_num_running_reqs = 12
+    scheduler_config = SimpleNamespace(max_num_seqs=12)
     log_stats = True
     spec_decode_metrics_level = "detailed"
     is_busy = False

@@ -110,6 +110,17 @@ def test_plain_steps_that_the_host_is_too_slow_for() -> None:
     )
 
 
+def test_what_the_host_takes_does_not_grow_with_contexts() -> None:
+    clock = StepClock()
+    now = run(clock, 20, 13.0, waited=True)
+    now = run(clock, 20, 15.6, drafts=True, expected=11.0, waited=True, now=now)
+    # Contexts grew: a plain step should take as long as the host does, and more.
+    run(clock, 1, 21.0, drafts=True, expected=21.0, plain=20.0, now=now)
+    ratios = clock.ratios(64, True)
+    assert ratios.drafts == pytest.approx(1.0, rel=0.01)
+    assert ratios.host == pytest.approx(15.6 / 20.0, rel=0.01)
+
+
 def test_host_and_device_keep_their_relation_however_old_plain_steps_are() -> None:
     clock = StepClock()
     now = run(clock, 20, 15.0, waited=True)

@@ -674,3 +674,22 @@ def test_the_device_is_asked_where_it_could_be_busy(
     assert not _gpu_waits(runner)
     setattr(runner, _LAST_OUTPUT, SimpleNamespace(query=lambda: done))
     assert _gpu_waits(runner) == waits
+
+
+def test_steps_that_look_say_nothing_of_what_plain_ones_cost(
+    device: torch.device,
+) -> None:
+    engine = Engine(device, 1)
+    engine.add("a", 0)
+    engine.draft(["a"], [0])
+    while not engine.manager.policy.asleep:
+        engine.step({"a": K + 1}, {"a": K})
+        engine.draft(["a"], [0])
+    batch = SimpleNamespace(num_reqs=1)
+    engine.choose({"a": 1}, {})
+    engine.manager.record_confidences(None, batch)
+    assert engine.manager.expected_ms > 0
+    engine.choose({"a": 1}, {})
+    # Drafts are made to be judged: it takes the host longer than a plain step.
+    engine.draft(["a"], [0])
+    assert engine.manager.expected_ms == 0

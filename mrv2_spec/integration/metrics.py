@@ -65,7 +65,9 @@ def _wrap_update(original: Callable[..., Any]) -> Callable[..., Any]:
         ledger = ledger_of(self)
         if step is not None:
             if ledger is None:
-                ledger = Ledger(self.num_spec_tokens, self.max_num_running_reqs)
+                ledger = Ledger(
+                    self.num_spec_tokens, self.scheduler_config.max_num_seqs
+                )
                 setattr(self, _LEDGER, ledger)
             _book(
                 self,

@@ -264,9 +264,13 @@ class TrimManager:
         self, confidence_probs: torch.Tensor | None, input_batch: Any
     ) -> None:
         """Send what was just drafted on its way to the host."""
-        self._lagged.publish(self._draft_values.take_tally())
+        tally = self._draft_values.take_tally()
+        self._lagged.publish(tally)
         # Asleep, drafts are made for all places, scheduled or not.
         asleep = self._draft_values.asleep
+        if asleep and tally is not None:
+            # A step that looks takes the host longer than a plain one.
+            self.expected_ms = 0.0
         self._had_few_places.append(self._few_places and not asleep)
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
