@@ -18,9 +18,12 @@ _MOST_TIMES = 4.0
 # were seen. Where drafting gains less than that, it stops until they were; the doubt
 # fades as well, as beside prompts no step tells anything.
 _DOUBT = 1.25
-# What was learned of a kind of step fades in about so many steps of the other kind: a
-# bad moment must not keep drafting off for ever.
-_STEPS_TO_FADE = 1000
+_STEPS_TO_BELIEVE = 1000
+# What was learned of a kind of step fades in about so many steps of the other kind, and
+# sooner if it was learned of a few: a bad moment must not keep drafting off for long.
+_STEPS_TO_FADE = 500
+# A kind that comes back after so many steps is learned anew.
+_LONG_AGO = 100
 
 
 class StepKind(IntEnum):
@@ -79,8 +82,15 @@ class _Known:
         self.doubted = 0
 
     @property
+    def steps_to_fade(self) -> float:
+        return _STEPS_TO_FADE * len(self._steps) / _STEPS_KEPT
+
+    @property
     def is_known(self) -> bool:
         return len(self._steps) >= _LEAST_STEPS
+
+    def forget(self) -> None:
+        self._steps.clear()
 
     def note(self, times: float, awaited_ms: float | None, number: int) -> None:
         self._steps.append((times, awaited_ms))
@@ -165,6 +175,8 @@ class StepClock:
         times = (now_ms - last) / expected_ms
         if not known.is_known or times <= _MOST_TIMES * known.typical:
             self._num_told += 1
+            if self._num_told - known.last > _LONG_AGO:
+                known.forget()
             self._plain_ms = plain_ms
             awaited_ms = now_ms - last if gpu_waited else None
             known.note(times, awaited_ms, self._num_told)
@@ -186,7 +198,7 @@ class StepClock:
         if plain is None:
             if drafts is None or not measured:
                 return CostRatios()
-            left = max(1.0 - drafts.doubted / _STEPS_TO_FADE, 0.0)
+            left = max(1.0 - drafts.doubted / _STEPS_TO_BELIEVE, 0.0)
             device, host = drafts.excess(1.0, self._plain_ms)
             longer = max(device, host)
             plain_times = longer / (max(longer, 1.0) * _DOUBT) ** left
@@ -226,5 +238,7 @@ def _faded(
     """Return by how much plain steps exceed their cost, to compare others with."""
     # Of moments far apart: the host may have been busier in one of them, so that plain
     # steps would now be as much dearer than reckoned as the others.
-    fresh = math.exp(-abs(other.last - plain.last) / _STEPS_TO_FADE)
+    older = plain if plain.last < other.last else other
+    age = max(abs(other.last - plain.last) - _STEPS_KEPT, 0)
+    fresh = math.exp(-age / older.steps_to_fade)
     return 1.0 / (fresh / plain_times + (1.0 - fresh) / other_times)

@@ -152,8 +152,9 @@ def test_a_host_that_is_late_now_and_then_is_not_what_steps_wait_for() -> None:
         now = run(clock, 2, 12.0, drafts=True, expected=12.0, now=now)
         now = run(clock, 1, 20.0, drafts=True, expected=12.0, waited=True, now=now)
     assert clock.ratios(64, True).host == 0.0
+    now = run(clock, 32, 10.0, now=now)
     # Late in two of three steps, more or less: the median of all is what it takes.
-    for _ in range(20):
+    for _ in range(10):
         now = run(clock, 2, 12.0, drafts=True, expected=11.0, now=now)
         now = run(clock, 2, 14.0, drafts=True, expected=11.0, waited=True, now=now)
         now = run(clock, 2, 20.0, drafts=True, expected=11.0, waited=True, now=now)
@@ -302,8 +303,31 @@ def test_fades_while_the_other_kind_runs() -> None:
     now = run(clock, 40, 10.0, drafts=False)
     now = run(clock, 40, 30.0, drafts=True, now=now)
     dear = clock.ratios(64, True).drafts
-    now = run(clock, 1000, 10.0, drafts=False, now=now)
+    now = run(clock, 400, 10.0, drafts=False, now=now)
     faded = clock.ratios(64, True).drafts
     assert 1.5 < faded < dear - 0.5
     run(clock, 20000, 10.0, drafts=False, now=now)
     assert clock.ratios(64, True).drafts == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_few_steps_told_fades_sooner() -> None:
+    # As the first ones of an engine, which took far too long; then drafting slept.
+    left = []
+    for steps in (8, 32):
+        clock = StepClock()
+        now = run(clock, steps, 28.0, drafts=True)
+        run(clock, 300, 10.0, drafts=False, now=now)
+        left.append(clock.ratios(64, True).drafts)
+    assert left[0] < 1.3 < 1.6 < left[1]
+
+
+def test_a_kind_that_comes_back_is_learned_anew() -> None:
+    clock = StepClock()
+    now = run(clock, 32, 28.0, drafts=True)
+    now = run(clock, 200, 10.0, drafts=False, now=now)
+    now = run(clock, 8, 12.0, drafts=True, now=now)
+    assert clock.ratios(64, True).drafts == pytest.approx(1.2, rel=0.02)
+    # Not one that was away for a moment.
+    now = run(clock, 50, 10.0, drafts=False, now=now)
+    run(clock, 1, 30.0, drafts=True, now=now)
+    assert clock.ratios(64, True).drafts == pytest.approx(1.2, rel=0.05)
