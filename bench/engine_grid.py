@@ -7,6 +7,8 @@ An 8B-shaped model with dummy weights is made to say recorded texts, so that its
 is real and acceptance is that of the text; every output is compared with its text.
 An arm may be limited to small points (``v2-intree-ngram:16@64``, ``v2-none@64``).
 Engines of a wave (``--at-once``) start side by side and are measured one at a time.
+With ``--turns`` those of a wave take turns at each point, run by run, so that a host
+whose speed changes is fast and slow for all of them.
 Each point is one line of ``engine_grid.jsonl``; a point that is there with the same
 ``--run-id`` and commit is not measured again. With ``--tiny`` a small model runs on the
 CPU.
@@ -51,6 +53,14 @@ Arms = Annotated[
 ]
 Workloads = Annotated[str, typer.Option(help=f"of {', '.join(NAMES)}")]
 Concurrencies = Annotated[str, typer.Option("--c", help="requests at a time")]
+Turns = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="a point's timed runs: one at a time of each arm of the wave, so many "
+        "times over; 1: two or three of an arm in a row, then the next arm's",
+    ),
+]
 Points = Annotated[str, typer.Option(help="WORKLOAD:C, in place of the two before")]
 
 
@@ -97,6 +107,7 @@ def run(
     time_limit: Annotated[float, typer.Option(help="seconds for all of it")] = 3600.0,
     at_once: Annotated[int, typer.Option(min=1, max=4)] = 2,
     kv_gib: Annotated[float, typer.Option(help="KV cache of each engine")] = 22.0,
+    turns: Turns = 1,
     length: Annotated[int, typer.Option(help="output tokens; 0: each own")] = 0,
     out: Annotated[Path, typer.Option(help="folder of the record")] = RESULTS,
     logs: Annotated[Path | None, typer.Option(help="folder of the logs")] = None,
@@ -122,6 +133,7 @@ def run(
         work=work,
         kv_gib=kv_gib,
         at_once=at_once,
+        turns=turns,
         length=length,
         time_limit=time_limit,
         run_id=run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
@@ -168,12 +180,13 @@ def show_points(
     workloads: Workloads = ALL_WORKLOADS,
     c: Concurrencies = ALL_C,
     points: Points = "",
+    turns: Turns = 1,
 ) -> None:
     """Show what a run would take, by guesses made before any measurement."""
     wanted = _points(points, workloads, c, LLAMA_8B.engine["max_num_seqs"])
     for arm in _arms(arms):
         taken = [point for point in wanted if arm.takes(point.c)]
-        seconds = sum(guess_seconds(arm, point) for point in taken)
+        seconds = sum(guess_seconds(arm, point, turns) for point in taken)
         print(f"{arm.label:22s}{len(taken):4d} points {seconds:7.0f} s")
 
 

@@ -117,13 +117,27 @@ class Child:
         costs: str | None = self._receive(seconds).get("costs")
         return costs
 
-    def measure(self, workload: str, c: int, length: int, seconds: float) -> Any:
+    def measure(
+        self,
+        workload: str,
+        c: int,
+        length: int,
+        seconds: float,
+        turn: int | None = None,
+    ) -> Any:
         """Return the answer to a point: its runs, or ``mismatch``.
+
+        Args:
+            workload: the point's.
+            c: requests at a time.
+            length: output tokens of each request; 0: the workload's own.
+            seconds: to wait for the answer.
+            turn: which one of the point, from 0; None: the whole point.
 
         Raises:
             EngineFailed: no answer in time, or an error in place of one.
         """
-        self._send({"workload": workload, "c": c, "length": length})
+        self._send({"workload": workload, "c": c, "length": length, "turn": turn})
         answer = self._receive(seconds)
         if "error" in answer:
             raise EngineFailed(self._explain(answer["error"]))

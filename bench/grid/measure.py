@@ -135,6 +135,7 @@ def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[st
     tokens = _sum(one.decode_tokens for run in timed for one in run.rounds)
     return {
         "tpot_ms": fmean(means),
+        "tpot_runs_ms": means,
         "tpot_spread": (max(means) - min(means)) / fmean(means),
         "tpot_p99_ms": float(np.percentile(every, 99)),
         "repeats": len(timed),

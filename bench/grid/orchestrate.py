@@ -12,9 +12,9 @@ from harness import host_loop_ms
 from grid import record
 from grid.arms import Arm
 from grid.child import Child, EngineFailed
-from grid.measure import decode_run, point_figures
 from grid.plan import START_SECONDS, Estimator, Point, make_waves
 from grid.shapes import Shape, write_model
+from grid.taken import Taken
 from grid.workloads import SEED, SHIFT
 
 START_LIMIT_SECONDS = 420.0
@@ -48,6 +48,7 @@ class Settings:
     say: Callable[[str], None]
     progress: Callable[[int, int], None]
     trim_explain: bool = False
+    turns: int = 1
 
 
 class Orchestrator:
@@ -65,7 +66,7 @@ class Orchestrator:
         self._waves = make_waves(arms, settings.at_once)
         self._points = points
         self._settings = settings
-        self._estimator = Estimator(settings.shape.slowness)
+        self._estimator = Estimator(settings.shape.slowness, settings.turns)
         self._starts = [START_SECONDS if settings.shape.name != "tiny" else 20.0]
         self._begun = time.monotonic()
         self._total = sum(arm.takes(point.c) for arm in arms for point in points)
@@ -102,9 +103,8 @@ class Orchestrator:
         )
         try:
             for point in self._points:
-                for arm in wave:
-                    if arm in children and point in wanted[arm]:
-                        self._take(children, arm, point, end)
+                arms = [a for a in wave if a in children and point in wanted[a]]
+                self._take(children, arms, point, end)
         finally:
             for child in children.values():
                 child.stop()
@@ -169,43 +169,74 @@ class Orchestrator:
         return children
 
     def _take(
-        self, children: dict[Arm, Child], arm: Arm, point: Point, end: float
+        self, children: dict[Arm, Child], arms: list[Arm], point: Point, end: float
     ) -> None:
-        if self._copy_of_agentic(arm, point):
-            return
+        """Take a point of some arms, a turn at a time of each that is still in it."""
+        in_it = [
+            Taken(arm, point, children[arm].described.get("graph_mib"))
+            for arm in arms
+            if not self._copy_of_agentic(arm, point)
+        ]
+        turns = 1 if point.workload == SHIFT else self._settings.turns
+        for turn in range(turns):
+            for taken in list(in_it):
+                number = turn if turns > 1 else None
+                goes_on = self._turn(children, taken, number, end)
+                if not goes_on or taken.turns == turns:
+                    in_it.remove(taken)
+                    self._finish(taken, turns)
+
+    def _turn(
+        self, children: dict[Arm, Child], taken: Taken, turn: int | None, end: float
+    ) -> bool:
+        """Take a turn of a point; return whether another may follow."""
+        arm, point, settings = taken.arm, taken.point, self._settings
         expected = self._estimator.seconds(arm, point)
+        needed = taken.seconds[-1] if taken.turns else expected
         left = end - time.monotonic()
-        if expected > left:
-            self._drop(arm, [point], f"{expected:.0f} s expected, {left:.0f} s left")
-            return
-        settings = self._settings
+        if needed > left:
+            why = f"{needed:.0f} s expected, {left:.0f} s left"
+            if not taken.turns:
+                self._drop(arm, [point], why)
+            else:
+                settings.say(f"{arm.label} {point}: {taken.turns} turns only, {why}")
+            return False
         host_ms = host_loop_ms()
         begun = time.monotonic()
+        limit = max(30.0, 4 * expected)
         try:
             answer = children[arm].measure(
-                point.workload, point.c, settings.length, max(30.0, 4 * expected)
+                point.workload, point.c, settings.length, limit, turn
             )
         except EngineFailed as error:
             self._fail(children, arm, f"{arm.label} {point}: {error}")
-            return
+            return False
         if "mismatch" in answer:
             text = f"{arm.label} {point}: {answer['mismatch']}"
             self.outcome.mismatches.append(text)
             settings.say(f"MISMATCH {text}; not recorded, this engine is given up")
             children.pop(arm).stop()
+            taken.runs.clear()  # nor are the turns before
+            return False
+        taken.add(answer, host_ms, time.monotonic() - begun)
+        return True
+
+    def _finish(self, taken: Taken, turns: int) -> None:
+        """Record what was taken of a point, if anything."""
+        if not taken.runs:
             return
-        seconds = time.monotonic() - begun
-        self._estimator.note(arm, point, seconds)
+        arm, point, settings = taken.arm, taken.point, self._settings
+        seconds = sum(taken.seconds)
+        if taken.turns == turns:
+            self._estimator.note(arm, point, seconds)
         try:
-            figures = _figures(answer, point)
+            figures = taken.figures()
         except ValueError as error:
             text = f"{arm.label} {point}: not recorded, {error}"
             self.outcome.failures.append(text)
             settings.say(text)
             return
-        graph_mib = children[arm].described.get("graph_mib")
-        more = {"host_loop_ms": host_ms, "graph_mib": graph_mib}
-        self._record(arm, point, {**figures, **more})
+        self._record(arm, point, figures)
         steps = f"{figures['tokens_per_step']:.2f} tokens a step"
         settings.say(
             f"{arm.label} {point}: TPOT {figures['tpot_ms']:.3f} ms "
@@ -255,19 +286,3 @@ class Orchestrator:
         self.outcome.failures.append(text)
         self._settings.say(f"FAILED {text}")
         children.pop(arm).stop()
-
-
-def _figures(answer: dict[str, Any], point: Point) -> dict[str, Any]:
-    runs = [decode_run(run) for run in answer["runs"]]
-    stages = answer["stage_tpot_ms"]
-    if point.workload != SHIFT:
-        return point_figures(runs)
-    if None in stages:
-        raise ValueError("a stage is too short to be timed after its first 200 steps")
-    return {
-        **point_figures(runs, prefill_between=True),
-        "tpot_ms": fmean(stages),
-        "tpot_spread": 0.0,
-        "tpot_p99_ms": None,
-        "stage_tpot_ms": stages,
-    }

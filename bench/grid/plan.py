@@ -31,7 +31,6 @@ _GUESS = {
 _STEP_MS = 5.0
 _ROW_MS = 0.023
 _PREFILL_TOKEN_MS = 0.03
-_RUNS = 2.5
 START_SECONDS = 120.0
 
 
@@ -70,14 +69,16 @@ def parse_points(text: str, names: Sequence[str], most: int) -> list[Point]:
     return points
 
 
-def guess_seconds(arm: Arm, point: Point) -> float:
+def guess_seconds(arm: Arm, point: Point, turns: int = 1) -> float:
     """Guess what a point takes on the 8B shape, before anything was measured."""
     if point.workload == SHIFT:
         return sum(
             rounds * _run_seconds(arm, Point(name, point.c)) / num_rounds(point.c)
             for name, rounds in SHIFT_STAGES
         )
-    return _RUNS * _run_seconds(arm, point)
+    # Two runs or three in a row; or one a turn, and at times a cold one beside.
+    runs = 2.5 if turns == 1 else turns + 0.5
+    return runs * _run_seconds(arm, point)
 
 
 def _run_seconds(arm: Arm, point: Point) -> float:
@@ -97,23 +98,25 @@ class Estimator:
 
     Args:
         slowness: of the shape, until points were measured.
+        turns: of each point.
     """
 
-    def __init__(self, slowness: float) -> None:
+    def __init__(self, slowness: float, turns: int = 1) -> None:
         self._slowness = slowness
+        self._turns = turns
         self._taken: dict[Arm, tuple[float, float]] = {}
 
     def note(self, arm: Arm, point: Point, seconds: float) -> None:
         """Take in what a point took."""
         guessed, taken = self._taken.get(arm, (0.0, 0.0))
         # Later points weigh more: they are larger, as those to come.
-        guessed = guessed / 2 + guess_seconds(arm, point)
+        guessed = guessed / 2 + guess_seconds(arm, point, self._turns)
         self._taken[arm] = (guessed, taken / 2 + seconds)
 
     def seconds(self, arm: Arm, point: Point) -> float:
         """Return what a point is expected to take."""
         guessed, taken = self._taken.get(arm, (1.0, self._slowness))
-        return guess_seconds(arm, point) * taken / guessed
+        return guess_seconds(arm, point, self._turns) * taken / guessed
 
 
 def make_waves(arms: list[Arm], at_once: int) -> list[list[Arm]]:

@@ -2,8 +2,8 @@
 
 Reads JSON lines from standard input, the first one says what to start (``arm``, ``k``,
 ``shape``, ``model``, ``kv_gib``, ``trim_explain``), each further one is a point to
-measure (``workload``, ``c``, ``length``). Answers each with one JSON line on the
-file descriptor FD. What vLLM logs goes to standard output and error.
+measure (``workload``, ``c``, ``length``), or a ``turn`` of one. Answers each with one
+JSON line on the file descriptor FD. What vLLM logs goes to standard output and error.
 """
 
 import time
@@ -22,19 +22,33 @@ SHORT_SECONDS = 3.0
 
 
 def measure(
-    engine: GridEngine, plan: Plan, concurrency: int, shift: bool
+    engine: GridEngine,
+    plan: Plan,
+    concurrency: int,
+    shift: bool,
+    turn: int | None = None,
 ) -> dict[str, Any]:
-    """Measure a point: the first run without prefix caches, then with them."""
+    """Measure a point: the first run without prefix caches, then with them.
+
+    Args:
+        engine: whose point it is.
+        plan: what the point's runs do.
+        concurrency: requests at a time.
+        shift: whether stages are timed.
+        turn: which one, where engines take turns at a point, from 0; None: all runs in
+            a row. The first has the cold run, later ones go on with what that cached.
+    """
     runs: list[Run] = []
     stages: list[float | None] | None = None
     started = time.monotonic()
-    # Once for `shift`: it is long, and about what happens within one run.
-    repeats = 1 if shift else 3
+    # All of `shift`: it is long, and about what happens within one run.
+    repeats = 1
     while len(runs) < repeats:
-        if runs:
-            engine.forget_replies()
-        else:
+        cold = not runs and not turn
+        if cold:
             engine.forget()
+        else:
+            engine.forget_replies()
         for lesson in plan.warm:
             for at in range(0, len(lesson), engine.max_num_seqs):
                 engine.round(lesson[at : at + engine.max_num_seqs])
@@ -47,19 +61,32 @@ def measure(
         rounds = [one for stage in stage_rounds for one in stage]
         counters = count_since(engine, rounds, before)
         figures = [round_figures(one) for one in rounds]
-        runs.append(Run(not runs, figures, counters))
+        runs.append(Run(cold, figures, counters))
         if shift:
             stages = [stage_tpot_ms(stage, concurrency) for stage in stage_rounds]
         elif len(runs) == 1:
-            # At least two runs that can be timed, three where they are short.
-            short = seconds < SHORT_SECONDS
-            repeats = (2 if runs[0].together else 3) + (1 if short else 0)
-            repeats = min(repeats, 3)
+            repeats = num_runs(runs[0], seconds, turn)
     return {
         "runs": [encode_run(run) for run in runs],
         "stage_tpot_ms": stages,
         "seconds": time.monotonic() - started,
     }
+
+
+def num_runs(first: Run, seconds: float, turn: int | None) -> int:
+    """Return how many runs are taken in a row.
+
+    Args:
+        first: the first of them.
+        seconds: what that took.
+        turn: see ``measure``.
+    """
+    can_be_timed = first.together
+    if turn is not None:
+        return 2 if first.cold and not can_be_timed else 1
+    # At least two runs that can be timed, three where they are short.
+    short = seconds < SHORT_SECONDS
+    return min(3, (2 if can_be_timed else 3) + (1 if short else 0))
 
 
 def count_since(
@@ -93,7 +120,7 @@ def _answer(
     name, concurrency = point["workload"], point["c"]
     vocab_size = SHAPES[order["shape"]].vocab_size
     plan = make_plan(name, concurrency, vocab_size, point["length"])
-    return measure(engine, plan, concurrency, name == SHIFT)
+    return measure(engine, plan, concurrency, name == SHIFT, point["turn"])
 
 
 def main() -> None:

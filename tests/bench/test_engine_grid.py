@@ -6,8 +6,9 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,7 @@ def test_point_figures_leave_out_runs_with_prefills_between() -> None:
     ]
     figures = measure.point_figures(runs)
     assert figures["tpot_ms"] == 10.0
+    assert figures["tpot_runs_ms"] == [9.0, 11.0]
     assert figures["tpot_spread"] == pytest.approx(0.2)
     assert figures["repeats"] == 2
     # Throughput with prefill, and of the prefills, is the first run's.
@@ -289,10 +291,22 @@ def test_a_truncated_record_is_refused(tmp_path: Path) -> None:
 
 
 class StubChild:
-    """Answers like an engine would, without one; what it says is set by the test."""
+    """Answers like an engine would, without one; what it says is set by the test.
+
+    Each answer takes 10 seconds of the clock.
+    """
 
     made: list["StubChild"]
-    mismatch_at: Any = None
+    asked: list[tuple[str, str, int, int | None]]
+    clock: float
+    # (workload, c), or (arm, workload, c, turn)
+    mismatch_at: Any
+    dies_at: Any
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.made, cls.asked, cls.clock = [], [], time.monotonic()
+        cls.mismatch_at = cls.dies_at = None
 
     def __init__(self, arm: Any, *args: Any, **kwargs: Any) -> None:
         self.arm = arm
@@ -308,12 +322,26 @@ class StubChild:
         assert not self.points, "costs are measured before the first point"
         return None
 
-    def measure(self, workload: str, c: int, length: int, seconds: float) -> Any:
+    def measure(
+        self,
+        workload: str,
+        c: int,
+        length: int,
+        seconds: float,
+        turn: int | None = None,
+    ) -> Any:
         self.points.append((workload, c))
-        if (workload, c) == StubChild.mismatch_at:
+        asked = (self.arm.label, workload, c, turn)
+        StubChild.asked.append(asked)
+        StubChild.clock += 10.0
+        if asked == StubChild.dies_at:
+            raise grid("child").EngineFailed("its process died")
+        if StubChild.mismatch_at in (asked, (workload, c)):
             return {"mismatch": "request 0 said something else"}
         measure = grid("measure")
         runs = [run_of(measure, 9.0, True), run_of(measure, 10.0, False)]
+        if turn is not None:
+            runs = [run_of(measure, 9.0 + turn, cold=not turn)]
         encoded = [measure.encode_run(run) for run in runs]
         return {"runs": encoded, "stage_tpot_ms": None, "seconds": 0.1}
 
@@ -327,9 +355,15 @@ def orchestrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     module, arms, plan = grid("orchestrate"), grid("arms"), grid("plan")
     shapes = grid("shapes")
     monkeypatch.setattr(module, "Child", StubChild)
-    StubChild.made, StubChild.mismatch_at = [], None
+    StubChild.reset()
+    clock = SimpleNamespace(
+        monotonic=lambda: StubChild.clock, strftime=time.strftime, gmtime=time.gmtime
+    )
+    monkeypatch.setattr(module, "time", clock)
 
-    def run(names: str, workloads: list[str], time_limit: float = 1e6) -> Any:
+    def run(
+        names: str, workloads: list[str], time_limit: float = 1e6, turns: int = 1
+    ) -> Any:
         said: list[str] = []
         settings = module.Settings(
             shape=shapes.LLAMA_8B,
@@ -344,6 +378,7 @@ def orchestrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             machine={"commit": "x"},
             say=said.append,
             progress=lambda done, total: None,
+            turns=turns,
         )
         points = [plan.Point(name, c) for c in (1, 64) for name in workloads]
         outcome = module.Orchestrator(arms.parse_arms(names), points, settings).run()
@@ -394,7 +429,7 @@ def test_waves_leave_out_points_beyond_an_arms_limit(
 ) -> None:
     waves, plan = grid("waves"), grid("plan")
     monkeypatch.setattr(waves, "Child", StubChild)
-    StubChild.made, StubChild.mismatch_at = [], None
+    StubChild.reset()
     run = waves.Waves(
         shape=grid("shapes").LLAMA_8B, model=tmp_path, work=tmp_path, module="none",
         in_process=True, kv_gib=1.0, length=0, deadline=float("inf"), more={},
@@ -422,6 +457,148 @@ def test_without_a_memory_warm_and_cold_are_one_measurement(orchestrate: Any) ->
     assert copied == ["ngram", "ngram"]
     assert all(line["workload"] == "agentic-cold" for line in lines if
                "measured_as" in line)  # fmt: skip
+
+
+# --- turns ----------------------------------------------------------------------
+
+
+def test_arms_take_turns_at_a_point(orchestrate: Any) -> None:
+    outcome, lines, _ = orchestrate("v2-none,ngram:5", ["low"], turns=3)
+    turns = [(arm, turn) for turn in range(3) for arm in ("v2-none", "ngram:5")]
+    asked = [(arm, turn) for arm, _, c, turn in StubChild.asked if c == 1]
+    assert asked == turns
+    assert [c for _, _, c, _ in StubChild.asked] == [1] * 6 + [64] * 6
+    assert len(lines) == len(outcome.measured) == 4
+    for line in lines:
+        assert (line["turns"], line["repeats"]) == (3, 3)
+        assert line["tpot_runs_ms"] == [9.0, 10.0, 11.0]
+        assert line["tpot_ms"] == 10.0
+        assert line["tok_s"] == 10.0
+        hosts = line["host_loop_turns_ms"]
+        assert len(hosts) == 3
+        assert line["host_loop_ms"] == sorted(hosts)[1]
+    # What is there is not taken again.
+    outcome, _, _ = orchestrate("v2-none,ngram:5", ["low"], turns=3)
+    assert (len(outcome.skipped), len(outcome.measured)) == (4, 0)
+
+
+def test_without_turns_all_runs_of_an_arm_are_in_a_row(orchestrate: Any) -> None:
+    _, lines, _ = orchestrate("v2-none,ngram:5", ["low"])
+    assert [turn for _, _, _, turn in StubChild.asked] == [None] * 4
+    assert {line["turns"] for line in lines} == {1}
+    assert lines[0]["tpot_runs_ms"] == [9.0, 10.0]
+
+
+def test_turns_for_which_there_is_no_time_are_left_out(orchestrate: Any) -> None:
+    # 45 s after the start's 120; a turn takes 10.
+    run = orchestrate("v2-none,ngram:5", ["low"], time_limit=165.0, turns=3)
+    outcome, lines, said = run
+    assert [(line["c"], line["turns"]) for line in lines] == [(1, 2), (1, 2)]
+    assert lines[0]["tpot_runs_ms"] == [9.0, 10.0]
+    assert sum("low c=1: 2 turns only" in text for text in said) == 2
+    assert outcome.dropped == ["v2-none low c=64", "ngram:5 low c=64"]
+    assert outcome.failures == []
+
+
+def test_an_engine_that_dies_leaves_its_turns_to_the_record(orchestrate: Any) -> None:
+    StubChild.dies_at = ("v2-none", "low", 1, 1)
+    outcome, lines, _ = orchestrate("v2-none,ngram:5", ["low"], turns=3)
+    taken = [(line["arm"], line["c"], line["turns"]) for line in lines]
+    assert taken == [("v2-none", 1, 1), ("ngram", 1, 3), ("ngram", 64, 3)]
+    assert outcome.failures == ["v2-none low c=1: its process died"]
+
+
+def test_a_mismatch_takes_the_turns_before_with_it(orchestrate: Any) -> None:
+    StubChild.mismatch_at = ("ngram:5", "low", 1, 2)
+    outcome, lines, _ = orchestrate("v2-none,ngram:5", ["low"], turns=3)
+    assert [(line["arm"], line["c"]) for line in lines] == [
+        ("v2-none", 1), ("v2-none", 64)
+    ]  # fmt: skip
+    assert len(outcome.mismatches) == 1
+    assert outcome.failures == []
+
+
+def test_shift_is_taken_once() -> None:
+    taken, plan, measure = grid("taken"), grid("plan"), grid("measure")
+    shift = taken.Taken(None, plan.Point("shift", 2), 5.0)
+    run = measure.encode_run(run_of(measure, 50.0, cold=True, together=False))
+    shift.add({"runs": [run], "stage_tpot_ms": [4.0, 2.0, 6.0]}, 3.3, 60.0)
+    figures = shift.figures()
+    assert (figures["tpot_ms"], figures["tpot_runs_ms"]) == (4.0, [4.0])
+    assert figures["stage_tpot_ms"] == [4.0, 2.0, 6.0]
+    assert (figures["turns"], figures["host_loop_ms"]) == (1, 3.3)
+    shift.stages = [4.0, None, 6.0]
+    with pytest.raises(ValueError, match="stage is too short"):
+        shift.figures()
+
+
+def test_turns_are_expected_to_take_a_run_each() -> None:
+    plan, arm = grid("plan"), grid("arms").parse_arms("ngram:5")[0]
+    point = plan.Point("low", 64)
+    seconds = {turns: plan.guess_seconds(arm, point, turns) for turns in (2, 6)}
+    assert seconds[6] - seconds[2] == pytest.approx(4 / 2.5 * seconds[2])
+    shift = plan.Point("shift", 64)
+    assert plan.guess_seconds(arm, shift, 6) == plan.guess_seconds(arm, shift)
+    estimator = plan.Estimator(1.0, turns=6)
+    assert estimator.seconds(arm, point) == seconds[6]
+    estimator.note(arm, point, 3 * seconds[6])
+    assert estimator.seconds(arm, point) == pytest.approx(3 * seconds[6])
+
+
+class StubEngine:
+    """Notes what is asked of it; prompts that it has seen are prefilled in one step."""
+
+    max_num_seqs = 4
+
+    def __init__(self) -> None:
+        self.arm = grid("arms").Arm("v2-none", 0)
+        self.notes: list[str] = []
+        self._cached = False
+
+    def forget(self) -> None:
+        self.notes.append("forget")
+        self._cached = False
+
+    def forget_replies(self) -> None:
+        self.notes.append("forget replies")
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def round(self, items: list[str]) -> Any:
+        self.notes.append(items[0])
+        late = [] if self._cached else [(1.0, {0: 1})]
+        self._cached = True
+        steps = [*late, (2.0, {0: 1, 1: 1}), (3.0, {0: 1, 1: 1})]
+        return grid("measure").Round(0.0, 8, steps)
+
+
+def test_a_turn_is_one_run_that_can_be_timed() -> None:
+    serve, engine = grid("serve"), StubEngine()
+    plan = grid("workloads").Plan([["lesson"]], [[["text"]]])
+    cold = ["forget", "lesson", "text"]
+    again = ["forget replies", "lesson", "text"]
+
+    def runs(turn: int | None) -> list[tuple[bool, bool]]:
+        engine.notes.clear()
+        answer = serve.measure(engine, plan, 2, False, turn)
+        decoded = map(grid("measure").decode_run, answer["runs"])
+        return [(run.cold, run.together) for run in decoded]
+
+    assert runs(None) == [(True, True), (False, True), (False, True)]
+    assert engine.notes == [*cold, *again, *again]
+    plan.warm.clear()
+    cold.remove("lesson")
+    again.remove("lesson")
+    # Without lessons the cold run prefills between, so a second one is timed.
+    assert runs(0) == [(True, False), (False, True)]
+    assert engine.notes == [*cold, *again]
+    assert runs(1) == [(False, True)]
+    assert engine.notes == again
+    plan.warm.append(["lesson"])
+    assert runs(0) == [(True, True)]
+    assert runs(7) == [(False, True)]
+    assert engine.notes == ["forget replies", "lesson", "text"]
 
 
 # --- forcing ---------------------------------------------------------------------
@@ -486,7 +663,7 @@ def test_a_tiny_run_on_the_cpu(texts: Path, tmp_path: Path) -> None:
         [
             sys.executable, str(BENCH / "engine_grid.py"), "run", "--tiny",
             "--arms", "ngram:3,v1-none,v2-intree-ngram:3", "--workloads", "mid",
-            "--c", "1,2", "--length", "10", "--at-once", "2",
+            "--c", "1,2", "--length", "10", "--at-once", "2", "--turns", "2",
             "--out", str(out), "--work", str(tmp_path / "work"), "--commit", "abc",
         ],
         env={**os.environ, "MRV2_SPEC_SHARED": str(texts)},
@@ -501,7 +678,7 @@ def test_a_tiny_run_on_the_cpu(texts: Path, tmp_path: Path) -> None:
     assert set(points) == {("ngram", 1), ("ngram", 2), ("v1-none", 1), ("v1-none", 2)}
     for (arm, c), line in points.items():
         assert line["workload"] == "mid"
-        assert line["repeats"] >= 2
+        assert line["turns"] == line["repeats"] == len(line["tpot_runs_ms"]) == 2
         assert line["output_tokens"] == 10 * c * grid("workloads").num_rounds(c)
         assert line["tpot_ms"] > 0
         assert line["commit"] == "abc"
