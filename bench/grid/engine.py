@@ -111,8 +111,8 @@ class GridEngine:
         lens = [len(item.prompt) for item in items]
         if self._forced:
             self.engine.collective_rpc("grid_load", args=(outputs, lens))
-        # With async scheduling one more step is on its way for requests that just ended,
-        # as after a warm lesson with many drafts: it is none of this round's time.
+        # With async scheduling a step more is on its way for requests that just ended,
+        # as after a warm lesson with many drafts: its time is none of this round's.
         time.sleep(_SECONDS_TO_REST)
         # Queued while the scheduler is paused: all are there when it goes on.
         self._scheduler("pause_scheduler", "keep", False)
