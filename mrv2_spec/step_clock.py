@@ -19,10 +19,12 @@ _MOST_TIMES = 4.0
 # fades as well, as beside prompts no step tells anything.
 _DOUBT = 1.25
 _STEPS_TO_BELIEVE = 1000
-# What was learned of a kind of step fades in about so many steps of the other kind, and
-# sooner if it was learned of a few: a bad moment must not keep drafting off for long.
+# It comes back in about so many steps without plain ones.
+_STEPS_TO_DOUBT = 500
+# What was learned of steps with drafts fades in about so many plain ones, and sooner if
+# it was learned of a few: a bad moment must not keep drafting off for long.
 _STEPS_TO_FADE = 500
-# A kind that comes back after so many steps is learned anew.
+# Steps with places that come back after so many are learned anew.
 _LONG_AGO = 100
 
 
@@ -70,9 +72,13 @@ class _Known:
             did: nobody knows how much.
         last: the number of the last one, of all steps that told something.
         doubted: steps since it is known, while no plain ones are.
+
+    Args:
+        bucket: about how many requests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: int) -> None:
+        self.bucket = bucket
         # By how much each exceeded its cost, and what it took where it was awaited.
         self._steps: deque[tuple[float, float | None]] = deque(maxlen=_STEPS_KEPT)
         self.typical = 1.0
@@ -138,8 +144,8 @@ class StepClock:
         self._kinds: dict[tuple[StepKind, int], _Known] = {}
         self._last_ms: float | None = None
         self._last_requests = 0
-        # What a plain step should cost now.
-        self._plain_ms = 0.0
+        # About how many requests -> what a plain step of them should cost.
+        self._plain_ms: dict[int, float] = {}
         self._num_told = 0
 
     def note(
@@ -171,13 +177,15 @@ class StepClock:
         if last is None or expected_ms <= 0 or not same_batch:
             return
         key = (kind, num_requests.bit_length())
-        known = self._kinds.setdefault(key, _Known())
+        known = self._kinds.setdefault(key, _Known(key[1]))
         times = (now_ms - last) / expected_ms
         if not known.is_known or times <= _MOST_TIMES * known.typical:
             self._num_told += 1
-            if self._num_told - known.last > _LONG_AGO:
+            away = self._num_told - known.last
+            # Plain ones drafting goes by until it knows better.
+            if kind is not StepKind.PLAIN and away > _LONG_AGO:
                 known.forget()
-            self._plain_ms = plain_ms
+            self._plain_ms[key[1]] = plain_ms
             awaited_ms = now_ms - last if gpu_waited else None
             known.note(times, awaited_ms, self._num_told)
 
@@ -199,22 +207,22 @@ class StepClock:
             if drafts is None or not measured:
                 return CostRatios()
             left = max(1.0 - drafts.doubted / _STEPS_TO_BELIEVE, 0.0)
-            device, host = drafts.excess(1.0, self._plain_ms)
+            device, host = drafts.excess(1.0, self._plain_ms[drafts.bucket])
             longer = max(device, host)
             plain_times = longer / (max(longer, 1.0) * _DOUBT) ** left
             return CostRatios(drafts=device / plain_times, host=host / plain_times)
         # The device takes what it should, or what it does for plain steps.
         should = 1.0 if measured else plain.typical
         should = should if plain.device is None else plain.device
-        bare = max(plain.excess(should, self._plain_ms))
+        bare = max(plain.excess(should, self._plain_ms[plain.bucket]))
         by_places = 1.0
         if places is not None:
-            times = max(places.excess(should, self._plain_ms))
+            times = max(places.excess(should, self._plain_ms[places.bucket]))
             # They cannot cost less than nothing: that was another moment's host.
             by_places = max(times / _faded(bare, plain, times, places), 1.0)
         if drafts is None:
             return CostRatios(places=by_places)
-        device, host = drafts.excess(should, self._plain_ms)
+        device, host = drafts.excess(should, self._plain_ms[drafts.bucket])
         # Both fade with one: which of them is the longer stays true.
         plain_times = _faded(bare, plain, max(device, host), drafts)
         return CostRatios(device / plain_times, by_places, host / plain_times)
@@ -236,9 +244,14 @@ def _faded(
     plain_times: float, plain: _Known, other_times: float, other: _Known
 ) -> float:
     """Return by how much plain steps exceed their cost, to compare others with."""
-    # Of moments far apart: the host may have been busier in one of them, so that plain
-    # steps would now be as much dearer than reckoned as the others.
-    older = plain if plain.last < other.last else other
     age = max(abs(other.last - plain.last) - _STEPS_KEPT, 0)
-    fresh = math.exp(-age / older.steps_to_fade)
+    if plain.last < other.last:
+        # They may have become cheaper since, and awake nothing would tell. Where that
+        # is wrong, drafting sleeps for a moment, and they tell.
+        fresh = math.exp(-age / _STEPS_TO_DOUBT)
+        cheaper = min(plain_times, other_times / _DOUBT)
+        return 1.0 / (fresh / plain_times + (1.0 - fresh) / cheaper)
+    # The host may have been busier then, so that plain steps would have been as much
+    # dearer than reckoned as the others.
+    fresh = math.exp(-age / other.steps_to_fade)
     return 1.0 / (fresh / plain_times + (1.0 - fresh) / other_times)

@@ -121,6 +121,31 @@ def test_what_the_host_takes_does_not_grow_with_contexts() -> None:
     assert ratios.host == pytest.approx(15.6 / 20.0, rel=0.01)
 
 
+def test_a_larger_batch_is_compared_with_its_own_costs() -> None:
+    def told_of_a_larger_batch() -> tuple[StepClock, float]:
+        clock = StepClock()
+        now = run(clock, 32, 12.0, requests=300, waited=True)
+        now = run(
+            clock, 32, 15.0, drafts=True, requests=300, expected=11.0, waited=True,
+            now=now,
+        )  # fmt: skip
+        return clock, now
+
+    clock, _ = told_of_a_larger_batch()
+    assert clock.ratios(140, True).host == pytest.approx(1.25, rel=0.02)
+    # Of half the batch those with drafts become known, and plain ones are not.
+    clock, now = told_of_a_larger_batch()
+    run(
+        clock, 12, 7.5, drafts=True, requests=140, expected=5.5, plain=5.0,
+        waited=True, now=now,
+    )  # fmt: skip
+    assert clock.ratios(140, True).host == pytest.approx(1.25, rel=0.02)
+    # And the other way round.
+    clock, now = told_of_a_larger_batch()
+    run(clock, 12, 6.0, requests=140, expected=5.0, plain=5.0, waited=True, now=now)
+    assert clock.ratios(140, True).host == pytest.approx(1.25, rel=0.02)
+
+
 def test_host_and_device_keep_their_relation_however_old_plain_steps_are() -> None:
     clock = StepClock()
     now = run(clock, 20, 15.0, waited=True)
@@ -130,7 +155,8 @@ def test_host_and_device_keep_their_relation_however_old_plain_steps_are() -> No
     late = clock.ratios(64, True)
     assert fresh.host == pytest.approx(1.0, rel=0.01)
     assert late.host / late.drafts == pytest.approx(fresh.host / fresh.drafts)
-    assert max(late.host, late.drafts) == pytest.approx(1.0, rel=0.01)
+    # They may have become cheaper.
+    assert max(late.host, late.drafts) == pytest.approx(1.25, rel=0.01)
 
 
 def test_so_they_do_while_no_plain_step_was_seen() -> None:
@@ -273,6 +299,39 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
         kind = StepKind.PLAIN if asleep else kind
         clock.note(now, 120, kind, expected, policy.cost_of(120, 0), False)
     assert (verifying > 900) if pays else (verifying < 100), verifying
+
+
+@pytest.mark.parametrize("paying", [300, 3000])
+@pytest.mark.parametrize("faster", [1.0, 1.3])
+def test_drafting_stops_where_it_loses_however_long_it_paid(
+    paying: int, faster: float
+) -> None:
+    # Where plain steps were told of by a host that was slower then, too.
+    linear = CostCurve.of([(1, 4.6), (16384, 4.6 + 0.0228 * 16384)], 0)
+    policy = DraftPolicy(StepCosts.without_contexts(linear, linear), True)
+    clock, now = StepClock(), 0.0
+    for share, steps in ((0.02, 140), (1.5, paying), (0.3, 4000)):
+        host = faster if share == 0.02 else 1.0
+        tally = np.zeros(TALLY_WIDTH, np.int32)
+        tally[[0, ROUNDS]] = int(120 * share), 120
+        verifying = 0
+        for _ in range(steps):
+            policy.cost_ratios = clock.ratios(120, True)
+            policy.observe(tally)
+            if asleep := policy.asleep:
+                budget = 0
+                policy.pass_by(120, 120, 4096)
+            else:
+                budget = policy.choose(120, 120, 480, 4096)
+            expected = policy.cost_of(120, budget)
+            now += expected * host * (1.25 if budget else 1.0 if asleep else 1.1)
+            kind = StepKind.DRAFTS if budget else StepKind.PLACES
+            kind = StepKind.PLAIN if asleep else kind
+            clock.note(now, 120, kind, expected, policy.cost_of(120, 0), False)
+            verifying += budget > 0
+        if share == 1.5:
+            assert verifying > 0.7 * paying
+    assert verifying < (1000 if faster == 1.0 else 2000), verifying
 
 
 def test_a_host_that_is_the_limit_makes_larger_budgets_the_better_ones() -> None:
