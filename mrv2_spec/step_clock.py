@@ -207,25 +207,29 @@ class StepClock:
             if drafts is None or not measured:
                 return CostRatios()
             left = max(1.0 - drafts.doubted / _STEPS_TO_BELIEVE, 0.0)
-            device, host = drafts.excess(1.0, self._plain_ms[drafts.bucket])
+            device, host = self._excess(drafts, 1.0)
             longer = max(device, host)
             plain_times = longer / (max(longer, 1.0) * _DOUBT) ** left
             return CostRatios(drafts=device / plain_times, host=host / plain_times)
         # The device takes what it should, or what it does for plain steps.
         should = 1.0 if measured else plain.typical
         should = should if plain.device is None else plain.device
-        bare = max(plain.excess(should, self._plain_ms[plain.bucket]))
+        bare = max(self._excess(plain, should))
         by_places = 1.0
         if places is not None:
-            times = max(places.excess(should, self._plain_ms[places.bucket]))
+            times = max(self._excess(places, should))
             # They cannot cost less than nothing: that was another moment's host.
             by_places = max(times / _faded(bare, plain, times, places), 1.0)
         if drafts is None:
             return CostRatios(places=by_places)
-        device, host = drafts.excess(should, self._plain_ms[drafts.bucket])
+        device, host = self._excess(drafts, should)
         # Both fade with one: which of them is the longer stays true.
         plain_times = _faded(bare, plain, max(device, host), drafts)
         return CostRatios(device / plain_times, by_places, host / plain_times)
+
+    def _excess(self, known: _Known, should: float) -> tuple[float, float]:
+        # Beside what plain steps of as many requests should cost.
+        return known.excess(should, self._plain_ms[known.bucket])
 
     def _known(self, kind: StepKind, num_requests: int) -> _Known | None:
         """Return what is known of a kind of step, or else of a like number of requests.

@@ -91,7 +91,7 @@ def test_drafts_that_the_host_is_too_slow_for() -> None:
     # Larger budgets, for which it is busy: a tenth dearer than they should be.
     now = run(clock, 16, 22.0, drafts=True, expected=20.0, now=now)
     assert clock.ratios(64, True) == CostRatios(
-        drafts=pytest.approx(1.1, rel=0.02), host=pytest.approx(1.5, rel=0.02)
+        drafts=pytest.approx(1.1, rel=0.01), host=pytest.approx(1.5, rel=0.02)
     )
     # A few accidents among those are none of the host's doing.
     for _ in range(4):
@@ -263,6 +263,37 @@ def test_the_doubt_fades_where_no_plain_step_ever_tells() -> None:
     assert clock.ratios(64, True).drafts == 1.0
 
 
+def decode(
+    policy: DraftPolicy,
+    clock: StepClock,
+    tally: np.ndarray,
+    steps: int,
+    times: dict[StepKind, float],
+    now: float = 0.0,
+) -> tuple[int, float]:
+    """Let 120 requests decode, each step so many times as long as it should take.
+
+    Returns:
+        The steps that verified drafts, and what the clock says then.
+    """
+    verifying = 0
+    for _ in range(steps):
+        policy.cost_ratios = clock.ratios(120, True)
+        policy.observe(tally)
+        if asleep := policy.asleep:
+            budget = 0
+            policy.pass_by(120, 120, 4096)
+        else:
+            budget = policy.choose(120, 120, 120 * 4, 4096)
+        kind = StepKind.DRAFTS if budget else StepKind.PLACES
+        kind = StepKind.PLAIN if asleep else kind
+        expected = policy.cost_of(120, budget)
+        now += expected * times[kind]
+        clock.note(now, 120, kind, expected, policy.cost_of(120, 0), False)
+        verifying += budget > 0
+    return verifying, now
+
+
 @pytest.mark.parametrize(
     ("plain_ms", "drafting_ms", "pays"),
     [
@@ -283,21 +314,11 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
     # A tenth of the requests has a draft of one place, and nearly all come true.
     tally = np.zeros(TALLY_WIDTH, np.int32)
     tally[[0, ROUNDS]] = 12, 120
-    clock, now, verifying = StepClock(), 0.0, 0
-    for _ in range(1000):
-        policy.cost_ratios = clock.ratios(120, True)
-        policy.observe(tally)
-        if asleep := policy.asleep:
-            budget = 0
-            policy.pass_by(120, 120, 4096)
-        else:
-            budget = policy.choose(120, 120, 120 * 4, 4096)
-        expected = policy.cost_of(120, budget)
-        now += expected * (plain_ms if asleep else drafting_ms)
-        verifying += budget > 0
-        kind = StepKind.DRAFTS if budget else StepKind.PLACES
-        kind = StepKind.PLAIN if asleep else kind
-        clock.note(now, 120, kind, expected, policy.cost_of(120, 0), False)
+    times = {
+        StepKind.DRAFTS: drafting_ms, StepKind.PLACES: drafting_ms,
+        StepKind.PLAIN: plain_ms,
+    }  # fmt: skip
+    verifying, _ = decode(policy, StepClock(), tally, 1000, times)
     assert (verifying > 900) if pays else (verifying < 100), verifying
 
 
@@ -309,26 +330,16 @@ def test_drafting_stops_where_it_loses_however_long_it_paid(
     # Where plain steps were told of by a host that was slower then, too.
     linear = CostCurve.of([(1, 4.6), (16384, 4.6 + 0.0228 * 16384)], 0)
     policy = DraftPolicy(StepCosts.without_contexts(linear, linear), True)
-    clock, now = StepClock(), 0.0
+    clock, now, verifying = StepClock(), 0.0, 0
     for share, steps in ((0.02, 140), (1.5, paying), (0.3, 4000)):
         host = faster if share == 0.02 else 1.0
         tally = np.zeros(TALLY_WIDTH, np.int32)
         tally[[0, ROUNDS]] = int(120 * share), 120
-        verifying = 0
-        for _ in range(steps):
-            policy.cost_ratios = clock.ratios(120, True)
-            policy.observe(tally)
-            if asleep := policy.asleep:
-                budget = 0
-                policy.pass_by(120, 120, 4096)
-            else:
-                budget = policy.choose(120, 120, 480, 4096)
-            expected = policy.cost_of(120, budget)
-            now += expected * host * (1.25 if budget else 1.0 if asleep else 1.1)
-            kind = StepKind.DRAFTS if budget else StepKind.PLACES
-            kind = StepKind.PLAIN if asleep else kind
-            clock.note(now, 120, kind, expected, policy.cost_of(120, 0), False)
-            verifying += budget > 0
+        times = {
+            StepKind.DRAFTS: 1.25 * host, StepKind.PLACES: 1.1 * host,
+            StepKind.PLAIN: host,
+        }  # fmt: skip
+        verifying, now = decode(policy, clock, tally, steps, times, now)
         if share == 1.5:
             assert verifying > 0.7 * paying
     assert verifying < (1000 if faster == 1.0 else 2000), verifying
