@@ -13,6 +13,7 @@ from mrv2_spec.kernels.value_drafts import (
     bin_edges,
 )
 from mrv2_spec.policy import DraftPolicy
+from mrv2_spec.speculator import looks
 from mrv2_spec.step_clock import CostRatios
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
@@ -376,6 +377,30 @@ def test_it_stirs_while_more_of_what_it_saw_last_would_wake_it() -> None:
     assert not made.stirring
     steps_until(made, True, BAD)
     assert not made.stirring
+
+
+@pytest.mark.parametrize(
+    ("looks_on", "least", "most"), [(True, 48, 105), (False, 165, 195)]
+)
+def test_steps_until_text_that_begins_to_pay_wakes_it(
+    looks_on: bool, least: int, most: int
+) -> None:
+    # However deep it sleeps: it takes twelve looks, and only steps that look tell,
+    # three steps late.
+    found = []
+    for begin in range(192, 192 + 64):
+        made = woken_in_vain()
+        on_their_way = [False] * 3
+        steps = 0
+        while made.asleep:
+            stirring = made.stirring and looks_on
+            on_their_way.append(looks(begin + steps, stirring))
+            if on_their_way.pop(0):
+                made.observe(GOOD)
+                made.pass_by(256, 256, 4096)
+            steps += 1
+        found.append(steps)
+    assert (min(found), max(found)) == (least, most)
 
 
 def test_good_moments_of_a_text_that_does_not_pay_change_nothing() -> None:
