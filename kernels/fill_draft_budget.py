@@ -16,9 +16,9 @@ import triton.language as tl
 
 from mrv2_spec.kernels.launching import Launches
 
-# Rows of drafts that are in registers at once, for few and for many request slots. A
-# pass over a block waits for memory several times, so few large blocks are faster:
-# one pass over 256 requests instead of four.
+# Rows of drafts that are in registers at once, for few and for many requests. A pass
+# over a block waits for memory several times, so few large blocks are faster: one pass
+# over 256 requests instead of four.
 FEW_ROWS = 64
 MANY_ROWS = 256
 # Keys told apart; the levels of value are this over the padded draft length.
@@ -59,6 +59,42 @@ def _draft_keys(
     return tl.where(is_real, level * K_PO2 + (K_PO2 - 1 - k)[None, :], 0)
 
 
+@triton.jit
+def _lay_out(
+    rows,
+    mask,
+    width,
+    num_plain,
+    num_logits,
+    num_tokens,
+    cu_num_logits_ptr,
+    query_start_loc_ptr,
+    NUM_BONUS_TOKENS: tl.constexpr,
+):
+    """Lay a block's rows out behind those before; return the totals with it."""
+    logits = tl.where(mask, width + NUM_BONUS_TOKENS, 0)
+    tokens = num_plain + width
+    tl.store(
+        cu_num_logits_ptr + 1 + rows, num_logits + tl.cumsum(logits, axis=0), mask=mask
+    )
+    tl.store(
+        query_start_loc_ptr + 1 + rows,
+        num_tokens + tl.cumsum(tokens, axis=0),
+        mask=mask,
+    )
+    return num_logits + tl.sum(logits, axis=0), num_tokens + tl.sum(tokens, axis=0)
+
+
+@triton.jit
+def _fill_tail(
+    query_start_loc_ptr, num_tokens, num_reqs, max_num_reqs, BLOCK_ROWS: tl.constexpr
+):
+    # Full CUDA graphs read the padded end, which must not decrease.
+    for start in range(num_reqs, max_num_reqs, BLOCK_ROWS):
+        rows = start + tl.arange(0, BLOCK_ROWS)
+        tl.store(query_start_loc_ptr + 1 + rows, num_tokens, mask=rows < max_num_reqs)
+
+
 @triton.jit(do_not_specialize=["num_reqs", "max_num_reqs", "draft_budget"])
 def _fill_draft_budget_kernel(
     idx_mapping_ptr,  # *int64 [num_reqs], batch_idx -> req_state_idx
@@ -78,6 +114,36 @@ def _fill_draft_budget_kernel(
     LEVELS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
+    tl.store(cu_num_logits_ptr, 0)
+    tl.store(query_start_loc_ptr, 0)
+    num_logits = tl.zeros((), tl.int32)
+    num_tokens = tl.zeros((), tl.int32)
+    num_scheduled_drafts = tl.zeros((), tl.int32)
+    for start in range(0, num_reqs, BLOCK_ROWS):
+        rows = start + tl.arange(0, BLOCK_ROWS)
+        drafts = tl.load(num_draft_tokens_ptr + rows, mask=rows < num_reqs, other=0)
+        num_scheduled_drafts += tl.sum(drafts, axis=0)
+    if draft_budget >= num_scheduled_drafts:
+        # Room for all, as with few requests: nobody need be told from the others.
+        for start in range(0, num_reqs, BLOCK_ROWS):
+            rows = start + tl.arange(0, BLOCK_ROWS)
+            mask = rows < num_reqs
+            scheduled = tl.load(num_scheduled_tokens_ptr + rows, mask=mask, other=0)
+            drafts = tl.load(num_draft_tokens_ptr + rows, mask=mask, other=0)
+            num_logits, num_tokens = _lay_out(
+                rows,
+                mask,
+                drafts,
+                scheduled - drafts,
+                num_logits,
+                num_tokens,
+                cu_num_logits_ptr,
+                query_start_loc_ptr,
+                NUM_BONUS_TOKENS,
+            )
+        _fill_tail(query_start_loc_ptr, num_tokens, num_reqs, max_num_reqs, BLOCK_ROWS)
+        return
+
     BINS: tl.constexpr = LEVELS * K_PO2
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
@@ -106,10 +172,6 @@ def _fill_draft_budget_kernel(
     left_at_tie = draft_budget - tl.sum(tl.where(bins >= threshold, counts, 0), axis=0)
     left_for_fillers = tl.maximum(draft_budget - num_real, 0)
 
-    tl.store(cu_num_logits_ptr, 0)
-    tl.store(query_start_loc_ptr, 0)
-    num_logits = tl.zeros((), tl.int32)
-    num_tokens = tl.zeros((), tl.int32)
     num_ties = tl.zeros((), tl.int32)
     num_places = tl.zeros((), tl.int32)
     for start in range(0, num_reqs, BLOCK_ROWS):
@@ -139,26 +201,20 @@ def _fill_draft_budget_kernel(
         place_rank = num_places + tl.cumsum(places, axis=0) - places
         fillers = tl.minimum(tl.maximum(left_for_fillers - place_rank, 0), places)
         width += fillers
-        logits = tl.where(mask, width + NUM_BONUS_TOKENS, 0)
-        tokens = scheduled - drafts + width
-        tl.store(
-            cu_num_logits_ptr + 1 + rows,
-            num_logits + tl.cumsum(logits, axis=0),
-            mask=mask,
+        num_logits, num_tokens = _lay_out(
+            rows,
+            mask,
+            width,
+            scheduled - drafts,
+            num_logits,
+            num_tokens,
+            cu_num_logits_ptr,
+            query_start_loc_ptr,
+            NUM_BONUS_TOKENS,
         )
-        tl.store(
-            query_start_loc_ptr + 1 + rows,
-            num_tokens + tl.cumsum(tokens, axis=0),
-            mask=mask,
-        )
-        num_logits += tl.sum(logits, axis=0)
-        num_tokens += tl.sum(tokens, axis=0)
         num_ties += tl.sum(tie, axis=0)
         num_places += tl.sum(places, axis=0)
-    # Full CUDA graphs read the padded end, which must not decrease.
-    for start in range(num_reqs, max_num_reqs, BLOCK_ROWS):
-        rows = start + tl.arange(0, BLOCK_ROWS)
-        tl.store(query_start_loc_ptr + 1 + rows, num_tokens, mask=rows < max_num_reqs)
+    _fill_tail(query_start_loc_ptr, num_tokens, num_reqs, max_num_reqs, BLOCK_ROWS)
 
 
 def _num_levels(padded_num_slots: int) -> int:
@@ -199,7 +255,7 @@ def fill_draft_budget(
     assert num_scheduled_tokens.shape[0] >= num_reqs
     assert cu_num_logits.shape[0] > num_reqs
     max_num_reqs = query_start_loc.shape[0] - 1
-    block_rows = FEW_ROWS if max_num_reqs <= FEW_ROWS else MANY_ROWS
+    block_rows = FEW_ROWS if num_reqs <= FEW_ROWS else MANY_ROWS
     launch = _launches(num_bonus_tokens, num_slots, block_rows)
     launch(
         (1, 1, 1),

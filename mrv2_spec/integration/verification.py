@@ -131,10 +131,11 @@ class TrimManager:
         self.num_places = self._num_wanted
         self._num_drafts: Int32Array = np.zeros(0, dtype=np.int32)
         self._num_scheduled: Int32Array = np.zeros(0, dtype=np.int32)
-        # Compile now, with a batch of nothing: no serving step waits for a compiler.
-        nothing = np.zeros(1, dtype=np.int32)
-        slots = torch.zeros(1, dtype=torch.int64, device=req_states.device)
-        self._trimmer.fill(slots, nothing, nothing, draft_values.confidences, 0)
+        # Compile now, with batches of nothing: no serving step waits for a compiler.
+        for num_reqs in {1, max_num_reqs}:
+            nothing = np.zeros(num_reqs, dtype=np.int32)
+            slots = torch.zeros(num_reqs, dtype=torch.int64, device=req_states.device)
+            self._trimmer.fill(slots, nothing, nothing, draft_values.confidences, 0)
 
     def add_request(self, req_idx: int) -> None:
         """Forget what a slot's former request left."""
