@@ -5,7 +5,8 @@
 
 An 8B-shaped model with dummy weights is made to say recorded texts, so that its compute
 is real and acceptance is that of the text; every output is compared with its text.
-An arm may be limited to small points (``v2-intree-ngram:16@64``, ``v2-none@64``).
+An arm may be limited to small points (``v2-intree-ngram:16@64``, ``v2-none@64``); its
+KV cache is made for these.
 Engines of a wave (``--at-once``) start side by side and are measured one at a time.
 With ``--turns`` those of a wave take turns at each point, run by run, so that a host
 whose speed changes is fast and slow for all of them.

@@ -136,7 +136,7 @@ class Orchestrator:
                 arm,
                 settings.shape,
                 model,
-                kv_gib=settings.kv_gib,
+                kv_gib=settings.shape.kv_gib(arm.most, settings.kv_gib),
                 # One after the other may share what was compiled; engines that start
                 # side by side may not write the same files.
                 cache=settings.work / f"cache-{place}",

@@ -17,6 +17,22 @@ class Shape:
     # How much slower than the 8B shape on the GPU, for planning alone.
     slowness: float = 1.0
 
+    def kv_gib(self, most: int | None, wanted: float) -> float:
+        """Return the KV cache for so many requests of full length, at most as wanted.
+
+        Args:
+            most: requests at a time; None for any number.
+            wanted: GiB.
+        """
+        if most is None or "num_hidden_layers" not in self.config:
+            return wanted
+        heads = self.config["num_key_value_heads"]
+        width = self.config["hidden_size"] // self.config["num_attention_heads"]
+        # Keys and values, two bytes each.
+        token_bytes = 4 * self.config["num_hidden_layers"] * heads * width
+        tokens = most * self.engine["max_model_len"]
+        return min(wanted, tokens * token_bytes / 2**30)
+
     @property
     def vocab_size(self) -> int:
         """Return the number of tokens; trajectories are permuted within it."""

@@ -117,7 +117,7 @@ class Waves:
                 arm,
                 self.shape,
                 self.model,
-                kv_gib=self.kv_gib,
+                kv_gib=self.shape.kv_gib(arm.most, self.kv_gib),
                 cache=self.work / f"cache-{place}",
                 log=logs / f"{self.module}-{arm.label.replace(':', '-k')}.log",
                 more=self.more,

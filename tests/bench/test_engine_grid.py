@@ -252,6 +252,14 @@ def test_an_arm_may_be_limited_to_small_points() -> None:
             arms.parse_arms(wrong)
 
 
+def test_a_limited_arm_gets_a_cache_for_its_requests() -> None:
+    shapes = grid("shapes")
+    # 2048 tokens each, of 32 layers with keys and values of 8 heads of 128 halves.
+    assert shapes.LLAMA_8B.kv_gib(16, 20.6) == 4.0
+    assert shapes.LLAMA_8B.kv_gib(256, 20.6) == 20.6
+    assert shapes.LLAMA_8B.kv_gib(None, 20.6) == 20.6
+
+
 def test_points_counts_what_a_limited_arm_takes() -> None:
     done = subprocess.run(
         [
