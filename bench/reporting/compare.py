@@ -31,7 +31,8 @@ class Ratio:
     """TPOT of a base over that of an arm: above 1 the arm is faster.
 
     Attributes:
-        spread: the larger one of both points.
+        spread: the larger one of both points; of points that were taken in turns that
+            of the turns' ratios, as a host that was slow was slow for both.
         point: the arm's point.
     """
 
@@ -111,11 +112,8 @@ class Grid:
         if found is None:
             return None
         point, base_point = found
-        return Ratio(
-            base_point.tpot_ms / point.tpot_ms,
-            max(point.spread, base_point.spread),
-            point,
-        )
+        value = base_point.tpot_ms / point.tpot_ms
+        return Ratio(value, _spread(base_point, point, value), point)
 
     def share(self, arm: Arm, c: int, workload: str) -> float | None:
         """Return which share of the oracle's gain (at the same k) the arm reaches."""
@@ -137,3 +135,11 @@ class Grid:
             for point in self.points
             if self.ratio(Arm(point.arm, point.k), point.c, point.workload) is None
         ]
+
+
+def _spread(base: Point, point: Point, ratio: float) -> float:
+    if not point.turns or len(base.turns) != len(point.turns):
+        return max(point.spread, base.spread)
+    pairs = zip(base.turns, point.turns, strict=True)
+    ratios = [without / own for without, own in pairs]
+    return (max(ratios) - min(ratios)) / ratio

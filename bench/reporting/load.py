@@ -22,6 +22,7 @@ class Point:
 
     Attributes:
         spread: of ``tpot_ms`` over the point's runs, as a share of their mean.
+        turns: TPOT of each run, in order, where the arms of a wave took turns.
         stages: TPOT of each third of a workload that changes its nature.
         asleep: share of steps that scheduled no drafts.
         p99_ms: the TPOT that all but the slowest hundredth of the requests stay below.
@@ -41,6 +42,7 @@ class Point:
     workload: str
     tpot_ms: float
     spread: float
+    turns: tuple[float, ...]
     tok_s: float
     tokens_per_step: float
     coverage: float | None
@@ -161,6 +163,7 @@ def _point(line: dict[str, Any]) -> Point:
         workload=line["workload"],
         tpot_ms=_number(line, "tpot_ms", 1e-6),
         spread=_number(line, "tpot_spread", 0.0),
+        turns=_turns(line),
         tok_s=_number(line, "tok_s", 1e-6),
         # A step brings one token at least, and k accepted ones beside it at most.
         tokens_per_step=_number(line, "tokens_per_step", 1 - 1e-9, k + 1 + 1e-9),
@@ -186,6 +189,16 @@ def _point(line: dict[str, Any]) -> Point:
         graph_mib=_number_if_any(line, "graph_mib", 0.0),
         when=str(line.get("time", "")),
     )
+
+
+def _turns(line: dict[str, Any]) -> tuple[float, ...]:
+    runs = line.get("tpot_runs_ms")
+    if line.get("turns") is None or runs is None or _whole(line, "turns", 1) == 1:
+        return ()
+    if not isinstance(runs, list) or not runs:
+        raise ValueError(f"tpot_runs_ms is {runs!r}, not a list of times")
+    times = {f"tpot_runs_ms[{i}]": value for i, value in enumerate(runs)}
+    return tuple(_number(times, name, 1e-6) for name in times)
 
 
 def _whole(line: dict[str, Any], name: str, least: int) -> int:

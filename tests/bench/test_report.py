@@ -165,6 +165,35 @@ def test_a_wide_spread_is_stated(tmp_path: Path) -> None:
     assert "| v2-none | low | 64 | 4.0% |" in text
 
 
+def test_of_arms_that_took_turns_the_ratios_spread_counts(tmp_path: Path) -> None:
+    # A host that became half as fast, for both.
+    slowed = {"turns": 3, "tpot_spread": 0.6}
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=15.0, tpot_runs_ms=[10.0, 15.0, 20.0], **slowed),
+        line("ngram", tpot_ms=12.0, tpot_runs_ms=[8.0, 12.0, 16.0], **slowed),
+        line("suffix", tpot_ms=12.0, tpot_runs_ms=[10.0, 12.0, 14.0], **slowed),
+    )
+    assert str(grid.ratio(arm("ngram"), 64, "low")) == "1.25"
+    # 10/10, 15/12 and 20/14, about 15/12.
+    assert str(grid.ratio(arm("suffix"), 64, "low")) == "1.25 (±34%)"
+
+
+def test_the_better_of_ours_is_held_against_the_in_tree_drafter(
+    tmp_path: Path,
+) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none"),
+        line("v2-intree-ngram", k=5, tpot_ms=5.0),
+        line("ngram", tpot_ms=6.0),
+        line("suffix", tpot_ms=4.0, method="suffix"),
+    )
+    text = part("goals").promises(grid)
+    assert "k=5 and k=16: at least 1 | 2 | 1 | 0.833 (ngram:16, low, c=64) |" in text
+    assert "against it: at least 1 | 1 | 0 | 1.250 (suffix:16, low, c=64) |" in text
+
+
 def test_losses_name_our_drafters_too(tmp_path: Path) -> None:
     grid = grid_of(
         tmp_path,
@@ -304,6 +333,9 @@ def test_missing_arms_and_points_are_named(tmp_path: Path) -> None:
         ({"tpot_ms": 0}, "tpot_ms is 0"),
         ({"tpot_ms": "5"}, "tpot_ms is '5'"),
         ({"tpot_spread": -0.1}, "tpot_spread"),
+        ({"turns": 2, "tpot_runs_ms": []}, "tpot_runs_ms is []"),
+        ({"turns": 2, "tpot_runs_ms": [5.0, "5"]}, "tpot_runs_ms[1] is '5'"),
+        ({"turns": "2", "tpot_runs_ms": [5.0, 5.0]}, "turns is '2'"),
         ({"tok_s": None}, "tok_s is None"),
         ({"tokens_per_step": 17.5}, "tokens_per_step is 17.5, not from 1 to 17"),
         ({"tokens_per_step": 0.9}, "tokens_per_step is 0.9"),
