@@ -58,13 +58,23 @@ def promises(grid: Grid) -> str:
         _promise("trimmed arms: at least 0.97", floor, FLOOR),
         _oracle_promise(grid),
         _promise(
-            "trimmed arms, against the better of in-tree k=5 and k=16: at least 1",
-            _against(grid, ours, lambda arm: IN_TREE),
+            "the better of ours, k=16, against the better of in-tree k=5 and k=16: at "
+            "least 1",
+            _better_against(grid, longest),
             1.0,
         ),
         _promise(
-            "the better of ours at k=16 against it: at least 1",
-            _better_against(grid, longest),
+            "each of ours, k=16, against the same: at least 1",
+            _against(grid, longest, lambda arm: IN_TREE),
+            1.0,
+        ),
+        _promise(
+            "n-gram, k=5, against in-tree n-gram, k=5: at least 1",
+            _against(
+                grid,
+                [arm for arm in ours if arm == Arm("ngram", 5)],
+                lambda arm: [Arm("v2-intree-ngram", 5)],
+            ),
             1.0,
         ),
         _promise(

@@ -190,8 +190,23 @@ def test_the_better_of_ours_is_held_against_the_in_tree_drafter(
         line("suffix", tpot_ms=4.0, method="suffix"),
     )
     text = part("goals").promises(grid)
-    assert "k=5 and k=16: at least 1 | 2 | 1 | 0.833 (ngram:16, low, c=64) |" in text
-    assert "against it: at least 1 | 1 | 0 | 1.250 (suffix:16, low, c=64) |" in text
+    assert "k=5 and k=16: at least 1 | 1 | 0 | 1.250 (suffix:16, low, c=64) |" in text
+    assert "against the same: at least 1 | 2 | 1 | 0.833 (ngram:16, low" in text
+
+
+def test_ngram_is_held_against_the_in_tree_drafter_with_as_many_drafts(
+    tmp_path: Path,
+) -> None:
+    grid = grid_of(
+        tmp_path,
+        line("v2-none"),
+        line("v2-intree-ngram", k=5, tpot_ms=5.0),
+        line("v2-intree-ngram", tpot_ms=2.0),
+        line("ngram", k=5, tpot_ms=4.0),
+        line("suffix", k=5, tpot_ms=8.0, method="suffix"),
+    )
+    text = part("goals").promises(grid)
+    assert "in-tree n-gram, k=5: at least 1 | 1 | 0 | 1.250 (ngram:5, low" in text
 
 
 def test_losses_name_our_drafters_too(tmp_path: Path) -> None:
@@ -235,7 +250,8 @@ def test_promises_are_kept_or_not(tmp_path: Path) -> None:
     )
     text = part("goals").promises(grid)
     assert "at least 0.97 | 2 | 0 | 1.000 (ngram:16, low, c=64) |" in text
-    assert "at least 1 | 2 | 1 | 0.900 (ngram:16, low, c=64) |" in text
+    assert "k=16: at least 1 | 1 | 1 | 0.900 (ngram:16, low, c=64) |" in text
+    assert "k=5: at least 1 | 1 | 0 | 1.125 (ngram:5, low, c=64) |" in text
     assert "at least 0.98 | 1 | 1 | 0.800 (ngram:16, low, c=64) |" in text
     assert "at least 0.97 | 1 | 1 | 0.950 (ngram:16, low, c=64) |" in text
     assert "without speculation | 0 | - | - |" in text
