@@ -24,7 +24,7 @@ from reporting import (
     runners,
 )
 from reporting.compare import Grid
-from reporting.load import GRID, ResultError, read_grid, read_json
+from reporting.load import GRID, ResultError, making, read_grid, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "bench" / "reporting" / "benchmarks.md"
@@ -78,7 +78,9 @@ def page(
         if name.endswith(".png"):
             text = name.removesuffix(".png").replace("_", " ")
             return f"![{text}]({IMAGES}/{name})" if name in images else ""
-        return sections[name]()
+        section = sections[name]
+        with making(f"section {name}"):
+            return section()
 
     text = PLACE.sub(fill, template)
     return re.sub(r"\n{3,}", "\n\n", text), note.unwritten
@@ -95,11 +97,12 @@ def main() -> None:
     args = parser.parse_args()
     try:
         grid, records = read(args.results)
+        with making("plot"):
+            drawn = plots.figures(grid, records)
+        text, unwritten = page(TEMPLATE.read_text(), grid, records, list(drawn))
     except ResultError as error:
         raise SystemExit(f"refused: {error}") from None
     path = args.docs / "benchmarks.md"
-    drawn = plots.figures(grid, records)
-    text, unwritten = page(TEMPLATE.read_text(), grid, records, list(drawn))
     if args.check:
         if not path.is_file() or path.read_text() != text:
             raise SystemExit(f"{path.name} is stale: run bench/report.py")

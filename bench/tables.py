@@ -2,20 +2,22 @@
 
     python bench/tables.py [--check]
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. With ``--check``
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A truncated or
+impossible result is refused with its file, and nothing is written. With ``--check``
 nothing is written; the exit code is 1 if a table differs.
 """
 
 import argparse
 import io
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from reporting.load import GRID, ResultError, making, read_grid, read_json
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,8 +28,7 @@ MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def load(name: str) -> dict[str, Any]:
     """Return a committed result."""
-    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return record
+    return read_json(RESULTS / f"{name}.json")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -307,21 +308,20 @@ def _gpu(record: dict[str, Any]) -> str:
 
 def engine() -> str:
     """TPOT of no speculation over that of our drafters at k = 16, in the same run."""
-    path = RESULTS / "engine_grid.jsonl"
-    points = [json.loads(line) for line in path.read_text().splitlines()]
+    points = read_grid(RESULTS / GRID)
+    if not points:
+        raise ResultError(f"{GRID} has no point")
     base = {
-        (p["run_id"], p["workload"], p["c"]): p["tpot_ms"]
-        for p in points
-        if p["arm"] == "v2-none"
+        (p.run_id, p.workload, p.c): p.tpot_ms for p in points if p.arm == "v2-none"
     }
     # (arm, text, requests) -> the ratio, and the run that it is of.
     found: dict[tuple[str, str, int], tuple[float, str]] = {}
     for p in points:
-        at = (p["run_id"], p["workload"], p["c"])
+        at = (p.run_id, p.workload, p.c)
         # Later runs are further down, and count.
-        if p["arm"] in ("ngram", "suffix") and p["k"] == 16 and at in base:
-            run = f"{p['run_id']} ({p['commit']})"
-            found[p["arm"], p["workload"], p["c"]] = base[at] / p["tpot_ms"], run
+        if p.arm in ("ngram", "suffix") and p.k == 16 and at in base:
+            run = f"{p.run_id} ({p.commit})"
+            found[p.arm, p.workload, p.c] = base[at] / p.tpot_ms, run
     columns = (1, 16, 64, 256)
     texts = {
         "low": "reference answers of Spec-Bench",
@@ -351,7 +351,7 @@ def engine() -> str:
     )
     source = f"`bench/engine_grid.py`, runs {' and '.join(used)}"
     head = ("text", "method", *map(str, columns))
-    return table(head, rows) + f"\n{_machine(points[-1])}: {source}\n"
+    return table(head, rows) + f"\n{_machine(asdict(points[-1]))}: {source}\n"
 
 
 def counting_cost() -> str:
@@ -453,7 +453,9 @@ def refresh(text: str) -> str:
     """Return a document with its tables made anew."""
 
     def replace(match: re.Match[str]) -> str:
-        return match[1] + TABLES[match[2]]() + match[3]
+        make = TABLES[match[2]]
+        with making(f"table {match[2]}"):
+            return match[1] + make() + match[3]
 
     return MARKED.sub(replace, text)
 
@@ -463,16 +465,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    stale = []
-    for path in DOCUMENTS:
-        old = path.read_text()
-        new = refresh(old)
-        if new != old:
-            stale.append(path.name)
-            if not args.check:
-                path.write_text(new)
+    old = {path: path.read_text() for path in DOCUMENTS}
+    try:
+        new = {path: refresh(text) for path, text in old.items()}
+    except ResultError as error:
+        raise SystemExit(f"refused: {error}") from None
+    stale = [path for path in DOCUMENTS if new[path] != old[path]]
     if args.check and stale:
-        raise SystemExit(f"stale tables in {', '.join(stale)}: run bench/tables.py")
+        names = ", ".join(path.name for path in stale)
+        raise SystemExit(f"stale tables in {names}: run bench/tables.py")
+    for path in stale:
+        path.write_text(new[path])
 
 
 if __name__ == "__main__":

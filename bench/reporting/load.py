@@ -1,19 +1,72 @@
 """Reads results for the report, and refuses what is truncated or cannot be."""
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 GRID = "engine_grid.jsonl"
+# Where a result comes from. On a CPU there is no driver, and not all need vLLM.
 MACHINE = ("gpu", "driver", "torch", "vllm", "commit", "command")
-_TEXT = ("arm", "runner", "method", "workload", "run_id", "command")
+_NO_TEXT = ("gpu", "driver", "vllm")
+_TEXT = ("arm", "runner", "method", "workload", "run_id", "vllm")
+# No number of a result is as large.
+MOST = 1e12
+# What may be below 0: differences.
+_SIGNED = {"errors", "added_percent", "rest_ms"}
+# What may be unknown.
+_MAY_BE_NULL = {
+    *("gpu", "driver", "cuda", "triton", "vllm", "counters", "start_up_line"),
+    *("recorded", "gpu_us", "in_tree_us", "difference", "max_query_len", "cprofile"),
+    *("asleep", "awake_without", "awake_with", "mean_budget", "graph_mib"),
+    *("busy_ms", "mean_ms", "median_ms"),
+}
+_KINDS = {str: "a text", bool: "true or false", list: "a list"}
+# Of a workload that changes its nature.
+_STAGES = 3
 
 
 class ResultError(RuntimeError):
     """A result that must not be reported; one line that names it."""
+
+
+class Part(dict[str, Any]):
+    """A JSON object of a record, which knows its file.
+
+    Attributes:
+        last: the file of which an object was read last.
+    """
+
+    last: ClassVar[str] = ""
+
+    def __init__(self, file: str, pairs: Iterable[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self._file = file
+
+    def __getitem__(self, name: str) -> Any:
+        Part.last = self._file
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return a member, or the default."""
+        Part.last = self._file
+        return super().get(name, default)
+
+
+@contextmanager
+def making(what: str) -> Iterator[None]:
+    """Name the file where a record is not what something is made of.
+
+    Raises:
+        ResultError: something was missing or of another kind.
+    """
+    Part.last = GRID
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise ResultError(f"{Part.last}: no {what} can be made of it: {e!r}") from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +105,9 @@ class Point:
     gpu: str | None
     driver: str | None
     torch: str
+    triton: str | None
     vllm: str
-    commit: str | None
+    commit: str
     command: str
     model: str | None
     stages: tuple[float, ...] | None
@@ -77,18 +131,78 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ResultError: it is truncated, or lacks what tells where it comes from.
     """
+    text = _text(path)
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(
+            text, object_pairs_hook=lambda pairs: Part(path.name, pairs)
+        )
     except ValueError as error:
         raise ResultError(
             f"{path.name} is no JSON ({error}): truncated? Measure it again"
         ) from error
-    if not isinstance(record, dict):
+    if not isinstance(record, Part):
         raise ResultError(f"{path.name} holds no JSON object")
     missing = [name for name in MACHINE if name not in record]
     if missing:
         raise ResultError(f"{path.name} lacks {', '.join(missing)}")
+    try:
+        _machine(record)
+        _possible(record, "", "", {})
+    except ValueError as error:
+        raise ResultError(f"{path.name}: {error}") from None
     return record
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path.name} cannot be read: {error}") from error
+
+
+def _machine(record: dict[str, Any]) -> None:
+    """Refuse a record that does not say in words where it comes from.
+
+    Raises:
+        ValueError: what it says.
+    """
+    for name in MACHINE:
+        if not (name in _NO_TEXT and record[name] is None):
+            _words(record, name)
+
+
+def _possible(value: Any, at: str, place: str, kinds: dict[str, str]) -> None:
+    """Refuse a value of a record that cannot be, and any within it.
+
+    Args:
+        value: it.
+        at: where it is, for the message.
+        place: the same for all that must be of one kind: the members of a list, or of
+            an object of like objects.
+        kinds: by place.
+
+    Raises:
+        ValueError: not a number where others are, not finite, negative, or missing.
+    """
+    name = place.rpartition("/")[2]
+    if value is None and name in _MAY_BE_NULL:
+        return
+    kind = "an object" if isinstance(value, dict) else "a number"
+    kind = "null" if value is None else _KINDS.get(type(value), kind)
+    if kind == "null" or kinds.setdefault(place, kind) != kind:
+        raise ValueError(f"{at} is {kind}, not {kinds.get(place, 'a value')}")
+    if isinstance(value, dict):
+        members = [one.keys() for one in value.values() if isinstance(one, dict)]
+        alike = len(members) == len(value) and all(m == members[0] for m in members)
+        for key, one in value.items():
+            below = f"{at}.{key}" if at else key
+            _possible(one, below, f"{place}/{'*' if alike else key}", kinds)
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            _possible(one, f"{at}[{i}]", f"{place}[]", kinds)
+    elif kind == "a number":
+        least = 0.0 if _SIGNED.isdisjoint(place.split("/")) else -MOST
+        _number({at: value}, at, least, MOST)
 
 
 def read_grid(path: Path) -> list[Point]:
@@ -114,7 +228,7 @@ def read_grid(path: Path) -> list[Point]:
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.is_file():
         return
-    text = path.read_text()
+    text = _text(path)
     lines = text.split("\n")
     if text and lines.pop():
         raise ResultError(
@@ -135,12 +249,17 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _point(line: dict[str, Any]) -> Point:
-    for name in _TEXT:
-        if not isinstance(line.get(name), str) or not line[name]:
-            raise ValueError(f"{name} is {line.get(name)!r}, not a text")
     for name in (*MACHINE, "coverage", "drafted", "accepted", "trimmed"):
         if name not in line:
             raise ValueError(f"no {name}")
+    _machine(line)
+    for name in _TEXT:
+        _words(line, name)
+    for name in ("model", "time", "triton"):
+        if line.get(name) is not None:
+            _words(line, name)
+    if not isinstance(line["trimmed"], bool):
+        raise ValueError(f"trimmed is {line['trimmed']!r}, not true or false")
     if line["runner"] not in ("v1", "v2"):
         raise ValueError(f"runner is {line['runner']!r}, not v1 or v2")
     k = _whole(line, "k", 0)
@@ -152,12 +271,16 @@ def _point(line: dict[str, Any]) -> Point:
     )
     if drafted is not None and accepted is not None and accepted > drafted:
         raise ValueError(f"accepted {accepted} of {drafted} drafted")
-    stages = line.get("stage_tpot_ms")
+    stages = None
+    if line.get("stage_tpot_ms") is not None:
+        stages = _times(line, "stage_tpot_ms")
+        if len(stages) != _STAGES:
+            raise ValueError(f"stage_tpot_ms has {len(stages)} stages, not {_STAGES}")
     return Point(
         arm=line["arm"],
         runner=line["runner"],
         method=line["method"],
-        trimmed=bool(line["trimmed"]),
+        trimmed=line["trimmed"],
         k=k,
         c=_whole(line, "c", 1),
         workload=line["workload"],
@@ -175,19 +298,20 @@ def _point(line: dict[str, Any]) -> Point:
         run_id=line["run_id"],
         gpu=line["gpu"],
         driver=line["driver"],
-        torch=str(line["torch"]),
-        vllm=str(line["vllm"]),
+        torch=line["torch"],
+        triton=line.get("triton"),
+        vllm=line["vllm"],
         commit=line["commit"],
         command=line["command"],
         model=line.get("model"),
-        stages=None if stages is None else tuple(map(float, stages)),
+        stages=stages,
         asleep=_number_if_any(line, "asleep", 0.0, 1.0),
         p99_ms=_number_if_any(line, "tpot_p99_ms", 1e-6),
         prefill_tok_s=_number_if_any(line, "prefill_tok_s", 1e-6),
         prefill_s=_number_if_any(line, "prefill_s", 1e-6),
         host_ms=_number_if_any(line, "host_loop_ms", 1e-6),
         graph_mib=_number_if_any(line, "graph_mib", 0.0),
-        when=str(line.get("time", "")),
+        when=line.get("time") or "",
     )
 
 
@@ -195,10 +319,20 @@ def _turns(line: dict[str, Any]) -> tuple[float, ...]:
     runs = line.get("tpot_runs_ms")
     if line.get("turns") is None or runs is None or _whole(line, "turns", 1) == 1:
         return ()
+    return _times(line, "tpot_runs_ms")
+
+
+def _times(line: dict[str, Any], name: str) -> tuple[float, ...]:
+    runs = line[name]
     if not isinstance(runs, list) or not runs:
-        raise ValueError(f"tpot_runs_ms is {runs!r}, not a list of times")
-    times = {f"tpot_runs_ms[{i}]": value for i, value in enumerate(runs)}
-    return tuple(_number(times, name, 1e-6) for name in times)
+        raise ValueError(f"{name} is {runs!r}, not a list of times")
+    times = {f"{name}[{i}]": value for i, value in enumerate(runs)}
+    return tuple(_number(times, one, 1e-6) for one in times)
+
+
+def _words(line: dict[str, Any], name: str) -> None:
+    if not isinstance(line.get(name), str) or not line[name]:
+        raise ValueError(f"{name} is {line.get(name)!r}, not a text")
 
 
 def _whole(line: dict[str, Any], name: str, least: int) -> int:
@@ -209,19 +343,18 @@ def _whole(line: dict[str, Any], name: str, least: int) -> int:
 
 
 def _number_if_any(
-    line: dict[str, Any], name: str, least: float, most: float = math.inf
+    line: dict[str, Any], name: str, least: float, most: float = MOST
 ) -> float | None:
     return None if line.get(name) is None else _number(line, name, least, most)
 
 
 def _number(
-    line: dict[str, Any], name: str, least: float, most: float = math.inf
+    line: dict[str, Any], name: str, least: float, most: float = MOST
 ) -> float:
     value = line.get(name)
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
-        or not math.isfinite(value)
         or not least <= value <= most
     ):
         raise ValueError(f"{name} is {value!r}, not from {least:g} to {most:g}")
