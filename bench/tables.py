@@ -415,12 +415,16 @@ def suffix_golden() -> str:
 
 def scorecard() -> str:
     """The scorecard of a server, as `mrv2-spec scorecard` prints its ratios."""
+    from mrv2_spec.errors import UserError
     from mrv2_spec.scorecard.score import score
     from mrv2_spec.scorecard.scrape import parse
     from mrv2_spec.scorecard.show import ratio_table
 
     record = load("scorecard")
-    card = score(parse("\n".join((*record["samples"], ""))))
+    try:
+        card = score(parse("\n".join((*record["samples"], ""))))
+    except UserError as error:
+        raise ResultError(f"scorecard.json: {error}") from None
     printed = io.StringIO()
     Console(file=printed, width=80).print(ratio_table(card))
     lines = [line for line in printed.getvalue().splitlines() if line[0] in "┃│"]

@@ -16,6 +16,11 @@ _TEXT = ("arm", "runner", "method", "workload", "run_id", "vllm")
 MOST = 1e12
 # What may be below 0: differences.
 _SIGNED = {"errors", "added_percent", "rest_ms"}
+# What is shown as it is, so must be a number.
+_NUMBERS = {
+    *("c", "k", "in_flight", "limit", "num_reqs", "row_len", "requests", "steps"),
+    *("seed", "rows", "tokens_drafted", "drafted", "accepted"),
+}
 # What may be unknown.
 _MAY_BE_NULL = {
     *("gpu", "driver", "cuda", "triton", "vllm", "counters", "start_up_line"),
@@ -189,8 +194,11 @@ def _possible(value: Any, at: str, place: str, kinds: dict[str, str]) -> None:
         return
     kind = "an object" if isinstance(value, dict) else "a number"
     kind = "null" if value is None else _KINDS.get(type(value), kind)
-    if kind == "null" or kinds.setdefault(place, kind) != kind:
-        raise ValueError(f"{at} is {kind}, not {kinds.get(place, 'a value')}")
+    if kind == "null":
+        raise ValueError(f"{at} is null")
+    wanted = kinds.setdefault(place, "a number" if name in _NUMBERS else kind)
+    if kind != wanted:
+        raise ValueError(f"{at} is {kind}, not {wanted}")
     if isinstance(value, dict):
         members = [one.keys() for one in value.values() if isinstance(one, dict)]
         alike = len(members) == len(value) and all(m == members[0] for m in members)
@@ -348,9 +356,7 @@ def _number_if_any(
     return None if line.get(name) is None else _number(line, name, least, most)
 
 
-def _number(
-    line: dict[str, Any], name: str, least: float, most: float = MOST
-) -> float:
+def _number(line: dict[str, Any], name: str, least: float, most: float = MOST) -> float:
     value = line.get(name)
     if (
         not isinstance(value, int | float)

@@ -361,6 +361,16 @@ def test_missing_arms_and_points_are_named(tmp_path: Path) -> None:
         ({"c": True}, "c is True"),
         ({"runner": "v3"}, "runner"),
         ({"run_id": ""}, "run_id"),
+        ({"tpot_ms": 1e300}, "tpot_ms is 1e+300"),
+        ({"stage_tpot_ms": 5}, "stage_tpot_ms is 5, not a list"),
+        ({"stage_tpot_ms": [1.0, float("nan"), 1.0]}, "stage_tpot_ms[1] is nan"),
+        ({"stage_tpot_ms": [1.0, 2.0]}, "stage_tpot_ms has 2 stages, not 3"),
+        ({"commit": None}, "commit is None, not a text"),
+        ({"commit": 7}, "commit is 7, not a text"),
+        ({"driver": 580}, "driver is 580, not a text"),
+        ({"vllm": None}, "vllm is None, not a text"),
+        ({"trimmed": "yes"}, "trimmed is 'yes', not true or false"),
+        ({"time": 5}, "time is 5, not a text"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -397,6 +407,86 @@ def test_a_line_cut_in_the_middle_of_the_record_is_refused(tmp_path: Path) -> No
     load = part("load")
     with pytest.raises(load.ResultError, match=r"jsonl:1 .*truncated"):
         load.read_grid(path)
+
+
+def test_a_record_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    load = part("load")
+    path = write(tmp_path, [line()])
+    path.write_bytes(path.read_bytes() + b"\xff\n")
+    with pytest.raises(load.ResultError, match=r"engine_grid\.jsonl cannot be read"):
+        load.read_grid(path)
+    path = tmp_path / "trim.json"
+    path.write_bytes(b'{"gpu": "\xff"}')
+    with pytest.raises(load.ResultError, match=r"trim\.json cannot be read"):
+        load.read_json(path)
+
+
+BENCHMARKS = {
+    "trim": ("cases", 1, "p50_us", "trim"),
+    "propose_ngram": ("cases", 1, "ours_us", "p20"),
+    "suffix": ("cases", 2, "propose_us", "p50"),
+    "suffix_rivals": ("cases", 0, "num_reqs"),
+    "profile_step": ("points", 1, "tpot_ms"),
+    "step_cost": ("rows_ms", 2, 1),
+    "simulate_policy": ("points", 3, "ratio"),
+    "tp_ranks": ("arms", "suffix:8", "steps"),
+    "replay": ("results", 4, "accepted"),
+    "replay_suffix_learned_global_k16": ("results", 0, "drafted"),
+}
+
+
+def changed(name: str, value: Any, folder: Path) -> tuple[Path, str]:
+    """Write a committed record with one number replaced; return where it was."""
+    record = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+    inside, place = record, BENCHMARKS[name]
+    for step in place[:-1]:
+        inside = inside[step]
+    assert isinstance(inside[place[-1]], int | float)
+    inside[place[-1]] = value
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(record))
+    at = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in place)
+    return path, at.removeprefix(".")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (float("nan"), "is nan, not from 0 to 1e+12"),
+        (float("inf"), "is inf, not from 0 to 1e+12"),
+        (-1, "is -1, not from 0 to 1e+12"),
+        (1e300, "is 1e+300, not from 0 to 1e+12"),
+        (None, "is null"),
+        ("many", "is a text, not a number"),
+        (True, "is true or false, not a number"),
+        ([], "is a list, not a number"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_in_any_record(
+    name: str, value: Any, why: str, tmp_path: Path
+) -> None:
+    load = part("load")
+    path, at = changed(name, value, tmp_path)
+    with pytest.raises(load.ResultError) as raised:
+        load.read_json(path)
+    assert str(raised.value) == f"{name}.json: {at} {why}"
+
+
+def test_differences_may_be_negative_and_what_is_unknown_null(tmp_path: Path) -> None:
+    machine = dict.fromkeys(("gpu", "driver", "vllm"))
+    record = {
+        **machine, "torch": "2", "commit": "abc", "command": "python x", "asleep": None,
+        "errors": {"ngram:5": {"1": -0.5}},
+    }  # fmt: skip
+    path = tmp_path / "step_cost.json"
+    path.write_text(json.dumps(record))
+    load = part("load")
+    assert load.read_json(path) == record
+    path.write_text(json.dumps({**record, "commit": None}))
+    with pytest.raises(load.ResultError, match=r"step_cost\.json: commit is None"):
+        load.read_json(path)
 
 
 def test_two_machines_are_not_mixed(tmp_path: Path) -> None:
@@ -465,6 +555,39 @@ def test_nothing_is_written_from_a_truncated_file(name: str, tmp_path: Path) -> 
     done = report("--results", results, "--docs", tmp_path / "docs")
     assert done.returncode == 1
     assert done.stderr.startswith(f"refused: {name}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "docs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("trim", ("cases", 1, "k")),
+        ("propose_ngram", ("cases", 1, "ours_us", "p80")),
+        ("step_cost", ("wide_ms",)),
+        ("tp_ranks", ("arms", "suffix:8", "steps")),
+        ("replay", ("in_flight",)),
+        ("profile_step", ("points", 0, "host")),
+        ("simulate_policy", ("points", 0, "policy")),
+    ],
+)
+def test_a_record_without_what_is_shown_of_it_is_refused_by_name(
+    name: str, lost: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    write(results, [line("v2-none"), line("ngram")])
+    for other in ("suffix", name):
+        record = json.loads((ROOT / "bench" / "results" / f"{other}.json").read_text())
+        inside = record
+        for step in lost[:-1] if other == name else ():
+            inside = inside[step]
+        if other == name:
+            del inside[lost[-1]]
+        (results / f"{other}.json").write_text(json.dumps(record))
+    done = report("--results", results, "--docs", tmp_path / "docs")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"refused: {name}.json: no ")
+    assert f"KeyError('{lost[-1]}')" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "docs").exists()
 
