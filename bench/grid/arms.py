@@ -17,6 +17,9 @@ class Kind:
     trimmed: bool = False
     # Whether this project's plugin is in the engine's process.
     plugin: bool = False
+    # Whether the scheduler goes ahead of the device, which it does not on V1 beside a
+    # drafter that needs the last step's tokens on the host.
+    ahead: bool = True
     # Whether finished replies are remembered for later requests.
     memory: bool = False
     # A package that vLLM imports for this arm.
@@ -37,7 +40,9 @@ KINDS = {
     "v2-oracle": Kind("v2", "oracle", trimmed=True, plugin=True),
     "v1-none": Kind("v1", "none"),
     "v1-ngram-gpu": Kind("v1", "ngram_gpu", not_on_cpu="it needs a CUDA device"),
-    "v1-suffix": Kind("v1", "suffix", memory=True, package="arctic_inference"),
+    "v1-suffix": Kind(
+        "v1", "suffix", ahead=False, memory=True, package="arctic_inference"
+    ),
 }
 
 
@@ -98,6 +103,19 @@ class Arm:
             }
         args["speculative_config"] = {**method, "num_speculative_tokens": self.k}
         return args
+
+    def why_not_as_meant(self, described: dict[str, Any]) -> str | None:
+        """Return what an engine does otherwise than the arm stands for, or None.
+
+        Args:
+            described: what its worker says to be in force.
+        """
+        # On a CPU vLLM never schedules ahead.
+        if described["device"] == "cpu" or not self.kind.ahead:
+            return None
+        if described["async_scheduling"]:
+            return None
+        return f"{self.label} does not schedule asynchronously, which it stands for"
 
     def why_not_here(self, on_cpu: bool) -> str | None:
         """Return what this machine lacks to run the arm, or None."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from grid.arms import Arm
 from grid.force import TRAJECTORY_ARG
-from grid.measure import Round
+from grid.measure import IN_FORCE, Round
 from grid.shapes import Shape, engine_args
 from grid.workloads import Item
 
@@ -50,6 +50,7 @@ class GridEngine:
         args = {**engine_args(shape, model, kv_gib), **arm.engine_args(trim_explain)}
         self._forced = forced
         self.said: dict[int, list[int]] = {}
+        self.in_force: dict[str, Any] = {}
         if not forced:
             args.pop("logits_processors", None)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
@@ -75,7 +76,6 @@ class GridEngine:
                 self._round.steps.append((outputs.timestamp, new))
             stats = getattr(outputs.scheduler_stats, "spec_decoding_stats", None)
             if stats is not None:
-                self._round.num_drafts += stats.num_drafts
                 self._round.draft_tokens += stats.num_draft_tokens
                 self._round.accepted_tokens += stats.num_accepted_tokens
             return outputs
@@ -90,8 +90,16 @@ class GridEngine:
             getattr(client.engine_core, method)(*args)
 
     def describe(self) -> dict[str, Any]:
-        """Return what is in force in the engine's process."""
+        """Return what is in force in the engine's process, and note it.
+
+        Raises:
+            RuntimeError: it is not what the arm stands for.
+        """
         described: dict[str, Any] = self.engine.collective_rpc("grid_describe")[0]
+        why_not = self.arm.why_not_as_meant(described)
+        if why_not is not None:
+            raise RuntimeError(why_not)
+        self.in_force = {name: described[name] for name in IN_FORCE}
         return described
 
     def measure_costs(self) -> str | None:
@@ -167,7 +175,13 @@ class GridEngine:
             raise RuntimeError("this engine keeps no replies that could be forgotten")
 
     def counters(self) -> dict[str, int]:
-        """Return this plugin's counters and kinds of steps; none without drafts."""
+        """Return what was verified, with this plugin its counters and kinds of steps.
+
+        Nothing without drafts, nor for vLLM's own drafters on V2.
+        """
+        if self.arm.k and self.arm.kind.runner == "v1":
+            verified: dict[str, int] = self.engine.collective_rpc("grid_verified")[0]
+            return verified
         if not self.arm.kind.plugin:
             return {}
         from mrv2_spec.integration import read_counters

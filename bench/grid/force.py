@@ -1,7 +1,10 @@
 """Makes the model say recorded texts: every logits row gets its recorded token on top.
 
-The compute stays the model's; which drafts are accepted is decided by the text. The
-cost is one small launch a step in every arm.
+The compute stays the model's; which drafts are accepted is decided by the text. What it
+costs differs by runner. V2 copies all logits of a step to float32 as soon as any
+request has a logits processor, which it would not for greedy requests, and then
+launches the kernel below; V1 makes such a copy anyway, and finding each row's request
+and position takes five or six small launches.
 
 ``ForcedTokens`` is a logits processor of the V2 runner; ``force_v1`` does the same on
 V1. Trajectories reach the process before a run (``worker.GridWorker.grid_load``); a

@@ -1,14 +1,50 @@
 """Forces recorded texts on vLLM's V1 runner, in the benchmark only.
 
 V1 takes no custom logits processor beside speculation, so the runner's ``_sample`` is
-wrapped: it has the logits of the step, and the runner knows their positions.
+wrapped: it has the logits of the step, and the runner knows their positions. It also
+knows which drafts the step verifies, which are counted: vLLM's own metrics count what
+was scheduled, and V1 drops the places that ``ngram_gpu`` did not fill after that.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from grid.force import TRAJECTORY_ARG, Followers, Process, followers, force
+
+
+@dataclass(slots=True)
+class Verified:
+    """What the steps of this process have verified; one engine a process.
+
+    With asynchronous scheduling this has the steps too that were on their way for
+    requests that had just ended.
+
+    Attributes:
+        verified: drafts.
+        rounds: requests of all steps, but for those whose prompt a step was for.
+        rounds_with_draft: those of them that had drafts.
+    """
+
+    verified: int = 0
+    rounds: int = 0
+    rounds_with_draft: int = 0
+
+    def add(self, num_decoding: int, num_drafts: Sequence[int]) -> None:
+        """Count a step.
+
+        Args:
+            num_decoding: its requests that were past their prompts.
+            num_drafts: each request's drafts; empty where no request had any.
+        """
+        self.rounds += num_decoding
+        self.verified += sum(num_drafts)
+        self.rounds_with_draft += sum(number > 0 for number in num_drafts)
+
+
+VERIFIED = Verified()
 
 
 def install() -> None:
@@ -18,11 +54,20 @@ def install() -> None:
     original = GPUModelRunner._sample
 
     def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+        if self.speculative_config is not None:
+            _count(self.input_batch, spec_decode_metadata)
         if logits is not None and Process.trajectories is not None:
             _force(self, logits, spec_decode_metadata)
         return original(self, logits, spec_decode_metadata)
 
     GPUModelRunner._sample = _sample
+
+
+def _count(batch: Any, spec_decode_metadata: Any) -> None:
+    n = batch.num_reqs
+    decoding = batch.num_computed_tokens_cpu[:n] >= batch.num_prompt_tokens[:n]
+    drafts = spec_decode_metadata.num_draft_tokens if spec_decode_metadata else ()
+    VERIFIED.add(int(decoding.sum()), drafts)
 
 
 def _force(runner: Any, logits: torch.Tensor, spec_decode_metadata: Any) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-# (group, parts of kernel names), the first that fits.
+# (group, parts of kernel names), the first that fits. V1's ``ngram_gpu`` is compiled as
+# layers are, so its kernels have names like theirs and are among the fused layers.
 GROUPS = (
     ("drafting", ("propose_ngram", "suffix_", "_oracle", "_ngram_")),
     ("valuing", ("value_drafts",)),

@@ -9,6 +9,8 @@ import numpy as np
 
 # Steps of each stage of `shift` that are left out: drafters are still learning.
 LEARNING_STEPS = 200
+# What a point is recorded with of what was in force in its engine.
+IN_FORCE = ("async_scheduling", "cudagraph_mode")
 
 
 @dataclass(slots=True)
@@ -19,15 +21,13 @@ class Round:
         released: when the requests, all queued, were let go (``time.monotonic``).
         prompt_tokens: of all requests.
         steps: each step's time and, by request, its new tokens.
-        num_drafts: requests of all steps that had a draft scheduled, of vLLM's metrics.
-        draft_tokens: drafts scheduled.
-        accepted_tokens: drafts accepted.
+        draft_tokens: drafts scheduled, of vLLM's metrics.
+        accepted_tokens: drafts accepted, of vLLM's metrics.
     """
 
     released: float
     prompt_tokens: int = 0
     steps: list[tuple[float, dict[int, int]]] = field(default_factory=list)
-    num_drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
@@ -146,7 +146,7 @@ def point_figures(runs: Sequence[Run], prefill_between: bool = False) -> dict[st
         "tokens_per_step": tokens / rounds,
         "output_tokens": _sum(one.tokens for one in cold.rounds),
         "together_cold": cold.together,
-        **_counter_figures([run.counters for run in timed], rounds),
+        **_counter_figures([run.counters for run in timed]),
     }
 
 
@@ -154,8 +154,8 @@ def _sum(values: Iterable[int]) -> int:
     return sum(values)
 
 
-def _counter_figures(counters: Sequence[dict[str, int]], rounds: int) -> dict[str, Any]:
-    """Drafts: ours by our counters, else by vLLM's, which count fillers as drafts."""
+def _counter_figures(counters: Sequence[dict[str, int]]) -> dict[str, Any]:
+    """Drafts: what was verified where that is counted, else what was scheduled."""
     total = {name: sum(c.get(name, 0) for c in counters) for name in counters[0]}
     figures: dict[str, Any] = dict.fromkeys(
         (
@@ -178,12 +178,10 @@ def _counter_figures(counters: Sequence[dict[str, int]], rounds: int) -> dict[st
             total["rounds_with_draft"] / total["rounds"] if total["rounds"] else 0.0
         )
         for name in ("accepted", "fillers", "proposed"):
-            figures[name] = total[name]
+            figures[name] = total.get(name)
     elif "draft_tokens" in total:
         figures["drafted"] = total["draft_tokens"]
         figures["accepted"] = total["accepted_tokens"]
-        if total.get("drafts_are_real"):
-            figures["coverage"] = total["num_drafts"] / rounds
     return figures
 
 

@@ -94,17 +94,17 @@ def count_since(
 ) -> dict[str, int]:
     """Return the counters of some rounds: ours less ``before``, or else vLLM's."""
     after = engine.counters()
-    if after:
-        return {name: after[name] - before[name] for name in after}
-    if not engine.arm.k:
-        return {}
-    return {
-        "num_drafts": sum(one.num_drafts for one in rounds),
-        "draft_tokens": sum(one.draft_tokens for one in rounds),
-        "accepted_tokens": sum(one.accepted_tokens for one in rounds),
-        # Others fill what they do not draft, and count it.
-        "drafts_are_real": int(engine.arm.name == "v1-suffix"),
-    }
+    grown = {name: after[name] - before[name] for name in after}
+    if "accepted" in grown or not engine.arm.k:
+        return grown
+    accepted = sum(one.accepted_tokens for one in rounds)
+    if grown:
+        # Of V1 what it verified is counted here, what was accepted of it by vLLM.
+        return {**grown, "accepted": accepted}
+    # V2 has places for k drafts of each request, fills those that its own drafter left
+    # empty, and verifies and counts them all.
+    drafts = sum(one.draft_tokens for one in rounds)
+    return {"draft_tokens": drafts, "accepted_tokens": accepted}
 
 
 def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> GridEngine:
@@ -120,7 +120,8 @@ def _answer(
     name, concurrency = point["workload"], point["c"]
     vocab_size = SHAPES[order["shape"]].vocab_size
     plan = make_plan(name, concurrency, vocab_size, point["length"])
-    return measure(engine, plan, concurrency, name == SHIFT, point["turn"])
+    answer = measure(engine, plan, concurrency, name == SHIFT, point["turn"])
+    return {**answer, "in_force": engine.in_force}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from statistics import fmean, median
 from typing import Any
 
 from grid.arms import Arm
-from grid.measure import Run, decode_run, point_figures
+from grid.measure import IN_FORCE, Run, decode_run, point_figures
 from grid.plan import Point
 from grid.workloads import SHIFT
 
@@ -22,6 +22,7 @@ class Taken:
         stages: the TPOT of each stage of `shift`; None for other points.
         host_ms: what a fixed piece of Python took the host before each turn.
         seconds: what each turn took.
+        in_force: what the engine said to be in force in it.
     """
 
     arm: Arm
@@ -31,6 +32,7 @@ class Taken:
     stages: list[float | None] | None = None
     host_ms: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    in_force: dict[str, Any] = field(default_factory=dict)
 
     @property
     def turns(self) -> int:
@@ -41,6 +43,7 @@ class Taken:
         """Take in an engine's answer to a turn."""
         self.runs += [decode_run(run) for run in answer["runs"]]
         self.stages = answer["stage_tpot_ms"]
+        self.in_force = answer.get("in_force", {})
         self.host_ms.append(host_ms)
         self.seconds.append(seconds)
 
@@ -58,6 +61,7 @@ class Taken:
             "host_loop_ms": median(self.host_ms),
             "host_loop_turns_ms": self.host_ms,
             "graph_mib": self.graph_mib,
+            **{name: self.in_force.get(name) for name in IN_FORCE},
         }
 
     def _shift_figures(self) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from typing import Any
 from grid.stopwatch import Stopwatch
 
 # (name, depth): what is timed, in the order of a table. Depth 0 is what a step of the
-# engine consists of; what is deeper lies within the one above it.
+# engine consists of; what is deeper lies within the one above it. Some rows are of one
+# runner only. Where V1 does not schedule ahead, it waits for the device in
+# ``bookkeeping``.
 ROWS = (
     ("schedule", 0),
     ("execute_model", 0),
@@ -20,10 +22,12 @@ ROWS = (
     ("prepare_attn", 1),
     ("attn_metadata", 1),
     ("replay_graph", 1),
+    ("model_forward", 1),
     ("sample_tokens", 0),
     ("sample", 1),
     ("async_output", 1),
     ("postprocess", 1),
+    ("bookkeeping", 1),
     ("propose", 1),
     ("draft", 2),
     ("value_drafts", 2),
@@ -36,6 +40,21 @@ ROWS = (
     ("process_outputs", 0),
 )
 TOP = tuple(name for name, depth in ROWS if depth == 0)
+# V1's methods by the names above.
+V1 = (
+    ("update_requests", "_update_states"),
+    ("prepare_inputs", "_prepare_inputs"),
+    ("attn_metadata", "_build_attention_metadata"),
+    ("model_forward", "_model_forward"),
+    ("sample", "_sample"),
+    ("bookkeeping", "_bookkeeping_sync"),
+    ("propose", "propose_draft_token_ids"),
+)
+# The outputs of steps that the scheduler does not wait for, of V2 and of V1.
+OUTPUTS = (
+    ("vllm.v1.worker.gpu.async_utils", "AsyncOutput"),
+    ("vllm.v1.worker.gpu_model_runner", "AsyncGPUModelRunnerOutput"),
+)
 # What this project adds on the host beside its hooks' own time.
 OURS = ("propose", "compact_batch", "reallocate_drafts", "record_confidences")
 # Where this project replaces functions that every step calls.
@@ -93,14 +112,17 @@ class Watches:
         watch("schedule", core.scheduler, "schedule")
         watch("update_from_output", core.scheduler, "update_from_output")
         watch("process_outputs", engine.output_processor, "process_outputs")
-        outputs = sys.modules.get("vllm.v1.worker.gpu.async_utils")
-        watch("get_output", getattr(outputs, "AsyncOutput", None), "get_output")
-        watch("async_output", getattr(outputs, "AsyncOutput", None), "__init__")
+        for module, name in OUTPUTS:
+            output = getattr(sys.modules.get(module), name, None)
+            watch("get_output", output, "get_output")
+            watch("async_output", output, "__init__")
         if torch.cuda.is_available():
             watch("event_wait", torch.cuda.Event, "synchronize")
 
     def _watch_runner(self, runner: Any) -> None:
         watch = self._watch.watch
+        for name, attribute in V1:
+            watch(name, runner, attribute)
         watch("execute_model", runner, "execute_model")
         watch("update_requests", runner, "update_requests")
         watch("gather_state", runner, "gather_batch_req_state")
@@ -128,20 +150,10 @@ class Watches:
 
     def _note_steps(self, runner: Any) -> None:
         facts = self.facts
-        graphs = getattr(runner, "cudagraph_manager", None)
-        dispatch = getattr(graphs, "dispatch", None)
-        if dispatch is not None:
-
-            def noting_dispatch(*args: Any, **kwargs: Any) -> Any:
-                found = dispatch(*args, **kwargs)
-                facts["graph"] = (
-                    found.cg_mode.name,
-                    found.num_tokens,
-                    getattr(found, "max_query_len", None),
-                )
-                return found
-
-            self._watch.put(graphs, "dispatch", noting_dispatch)
+        for holder in ("cudagraph_manager", "cudagraph_dispatcher"):
+            graphs = getattr(runner, holder, None)
+            if hasattr(graphs, "dispatch"):
+                self._note_graphs(graphs)
         execute = runner.execute_model
 
         def noting_execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,6 +170,19 @@ class Watches:
                 return budget
 
             self._watch.put(manager, "choose", noting_choose)
+
+    def _note_graphs(self, graphs: Any) -> None:
+        facts, dispatch = self.facts, graphs.dispatch
+
+        def noting_dispatch(*args: Any, **kwargs: Any) -> Any:
+            found = dispatch(*args, **kwargs)
+            # V1 returns the mode beside the batch.
+            mode, batch = found if isinstance(found, tuple) else (found.cg_mode, found)
+            width = getattr(batch, "max_query_len", None)
+            facts["graph"] = (mode.name, batch.num_tokens, width)
+            return found
+
+        self._watch.put(graphs, "dispatch", noting_dispatch)
 
     def take(self) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the last step's nanoseconds by name, and its facts."""

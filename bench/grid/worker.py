@@ -1,5 +1,6 @@
 """Calls that the benchmark makes into the engine's worker, by ``collective_rpc``."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -67,6 +68,12 @@ class GridWorker:
             manager.choose = counting_choose
         return dict(self._grid_steps)
 
+    def grid_verified(self) -> dict[str, int]:
+        """Return what V1's steps have verified so far."""
+        from grid import force_v1
+
+        return asdict(force_v1.VERIFIED)
+
     def grid_count(self, counted: bool) -> None:
         """Count drafts or leave it: nothing else is switched off by this."""
         from mrv2_spec.integration import counting
@@ -103,6 +110,7 @@ class GridWorker:
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
             "capture_sizes": len(sizes),
             "graph_mib": _graph_mib(),
+            "device": self.device.type,
         }
 
 
