@@ -299,23 +299,92 @@ def test_each_third_of_a_shift_is_held_against_the_best_fixed_choice(
 def test_v2_against_v1_gives_the_range_over_requests(tmp_path: Path) -> None:
     lines = []
     for c, v2 in ((1, 90.0), (4, 80.0), (16, 110.0), (64, 50.0)):
-        lines.append(line("v2-none", c=c, tok_s=v2))
+        lines.append(line("v2-none", c=c, tok_s=v2, tpot_ms=10.0 + c / 16))
         lines.append(line("v1-none", c=c, tok_s=100.0))
     runners = part("runners")
     note = runners.Notes({"v2_against_v1": {"no speculation": "They are alike."}})
     text = runners.v2_against_v1(grid_of(tmp_path, *lines), note)
-    assert "| c=1 to 16 | low | -1.6 % to +1.6 % | -20 % to +10 % |" in text
-    assert "| c=64 to 256 | low | -1.6 % to +1.6 % | -50 % |" in text
+    stated = "-1.6 % to +1.6 %"
+    ranges = "-20.0 % to +10.0 % | 0.909 to 0.994 | 1, 4, 16 |"
+    assert f"| c=1 to 16 | low | {stated} | {ranges}" in text
+    assert f"| c=64 to 256 | low | {stated} | -50.0 % | 0.714 | 64 |" in text
+    assert f"| c=64 to 256 | low-smollm2 | {stated} | - | - | - |" in text
     assert "No speculation: They are alike." in text
     assert len(note.unwritten) == 4
+    assert "no sentence yet" not in text
+    # Nothing here, and what is published still stands there.
+    assert "| k=16, c=64 to 256 | - | - | -56 % to -53 % | - | - | - |" in text
+    assert "of k=16 `v2-intree-ngram` / `v1-ngram-gpu`, " in text
 
 
-def test_the_published_ratios_are_those_of_the_published_times() -> None:
+def test_v2_against_v1_takes_a_row_from_one_run(tmp_path: Path) -> None:
+    v2, v1 = "v2-intree-ngram", "v1-ngram-gpu"
+    old = {"run_id": "old", "time": "2026-11-30T00:00:00Z"}
+    grid = grid_of(
+        tmp_path,
+        *(line(v2, c=c, tok_s=80.0, tpot_ms=20.0, **old) for c in (1, 4, 64)),
+        *(line(v1, c=c, tok_s=100.0, **old) for c in (1, 4, 64)),
+        # A newer run that has fewer of the first row's points, as many of the second's.
+        *(line(v2, c=c, tok_s=99.8, tpot_ms=9.6, tpot_spread=0.1) for c in (16, 64)),
+        *(line(v1, c=c, tok_s=100.0) for c in (16, 64)),
+        # Not of the same run.
+        line("suffix-untrimmed", method="suffix"),
+        line("v1-suffix", method="suffix", **old),
+    )
+    text = part("runners").v2_against_v1(grid, part("runners").Notes({}))
+    pair = f"`{v2}` / `{v1}` | low"
+    first = "-44 % to -28 % | -20 % | 0.50 | 1, 4 |"
+    assert f"| k=16, c=1 to 16 | {pair} | {first}" in text
+    second = "-56 % to -53 % | 0 % | 1.04 (±10%) | 64 |"
+    assert f"| k=16, c=64 to 256 | {pair} | {second}" in text
+    missing = text.splitlines()[-1]
+    assert "`suffix-untrimmed` / `v1-suffix`" in missing
+    assert f"of k=5 `{v2}` / `{v1}`" in missing
+    assert missing.count(v2) == 1
+
+
+def test_the_noise_of_tokens_a_second_is_stated(tmp_path: Path) -> None:
     runners = part("runners")
-    text = runners.v1_arms(part("compare").Grid([]), runners.Notes({}))
+    lines = [line("v2-none", tok_s=100.0), line("v2-none", c=1, tok_s=100.0)]
+    text = runners.v2_against_v1(grid_of(tmp_path, *lines), runners.Notes({}))
+    assert "from run to run" not in text.replace("\n", " ")
+    lines.append(line("v2-none", tok_s=113.0, run_id="r2"))
+    text = runners.v2_against_v1(grid_of(tmp_path, *lines), runners.Notes({}))
+    noise = "differ by up to 13% from run to run (low, c=64)."
+    assert noise in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (-0.004, 0, "0 %"), (0.004, 0, "0 %"), (-0.0004, 1, "0.0 %"),
+        (-0.006, 0, "-1 %"), (0.0126, 1, "+1.3 %"), (0.0, 0, "0 %"),
+    ],
+)  # fmt: skip
+def test_a_change_has_a_sign_unless_it_is_none(
+    value: float, digits: int, text: str
+) -> None:
+    assert part("runners").change(value, digits) == text
+
+
+def test_the_published_ratios_are_those_of_the_published_figures(
+    tmp_path: Path,
+) -> None:
+    runners = part("runners")
+    grid = grid_of(
+        tmp_path,
+        line("v1-none", tok_s=1000.0),
+        line("v1-suffix", k=5, tok_s=900.0, tpot_ms=8.0, method="suffix"),
+    )
+    text = runners.v1_arms(grid, runners.Notes({}))
     # 147.1 ms without speculation, 169.5 ms with it.
     ratios = "1.22 | 1.47 | 1.33 | 1.03 | 0.88 | 0.86 | 0.87"
     assert f"| v1-suffix:5 | published | {ratios} |" in text
+    assert "|  | here, low | - | - | - | 1.25 | - | - | - |" in text
+    # 1654 tokens a second without speculation, 1373 with it.
+    changes = "+23 % | +42 % | +30 % | +1 % | -14 % | -17 % | -17 %"
+    assert f"| v1-suffix:5 | published | {changes} |" in text
+    assert "|  | here, low | - | - | - | -10 % | - | - | - |" in text
 
 
 def test_every_sentence_has_a_place() -> None:
