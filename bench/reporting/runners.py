@@ -47,7 +47,7 @@ Not all that differs below is the runner's:
   each step, cannot hide.
 - On V1 the graph of a whole step is for k + 1 rows of each request. Steps whose drafts
   were trimmed replay a graph for each piece between two attention layers, also where no
-  draft is left, up to 512 rows; beyond that they replay none. This is vLLM's default.
+  draft is left. Both go up to 512 rows; wider steps replay none. So vLLM sets V1 up.
   Trimmed arms of this project replay graphs of whole steps up to 2048 rows."""
 
 
@@ -196,8 +196,8 @@ def _noise(runs: list[Grid]) -> str:
         return ""
     share, workload, c = max(found)
     return (
-        " The tok/s of V2 without\nspeculation, vLLM's own code in every run, differ by "
-        f"up to {share:.0%} from\nrun to run ({workload}, c={c})."
+        " The tok/s of V2 without\nspeculation, vLLM's own code in every run, differ "
+        f"from run to run by up to\n{share:.0%} ({workload}, c={c})."
     )
 
 
@@ -223,7 +223,8 @@ def _by_method(
             rows += here or [nothing]
             sentences += _sentence(note, "v2_against_v1", row)
         if lacking:
-            missing.append(f"of k={k} {', '.join(lacking)}")
+            names = ", ".join(lacking) if len(lacking) < len(PAIRS) else "all pairs"
+            missing.append(f"of k={k} {names}")
     head = ("", "V2 / V1", "workload", f"published, {TOK_S}: {OF_V2}", *HEAD)
     never = [f"Not measured together in a run: {'; '.join(missing)}."]
     return [table(head, rows), *sentences, *(never if missing else [])]
