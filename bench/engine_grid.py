@@ -62,6 +62,7 @@ Turns = Annotated[
         "times over; 1: two or three of an arm in a row, then the next arm's",
     ),
 ]
+Length = Annotated[int, typer.Option(min=0, help="output tokens; 0: each own")]
 Points = Annotated[str, typer.Option(help="WORKLOAD:C, in place of the two before")]
 
 
@@ -109,7 +110,7 @@ def run(
     at_once: Annotated[int, typer.Option(min=1, max=4)] = 2,
     kv_gib: Annotated[float, typer.Option(help="KV cache of each engine")] = 22.0,
     turns: Turns = 1,
-    length: Annotated[int, typer.Option(help="output tokens; 0: each own")] = 0,
+    length: Length = 0,
     out: Annotated[Path, typer.Option(help="folder of the record")] = RESULTS,
     logs: Annotated[Path | None, typer.Option(help="folder of the logs")] = None,
     work: Annotated[Path | None, typer.Option(help="folder of vLLM's caches")] = None,
@@ -170,8 +171,11 @@ def _report(outcome: Outcome, settings: Settings) -> None:
         print(f"FAILED: {text}")
     for text in outcome.mismatches:
         print(f"MISMATCH: {text}")
+    nothing = not (outcome.measured or outcome.skipped)
+    if nothing:
+        print("FAILED: no point was measured")
     sys.stdout.flush()
-    if outcome.failures or outcome.mismatches:
+    if nothing or outcome.failures or outcome.mismatches:
         raise typer.Exit(1)
 
 
@@ -182,12 +186,13 @@ def show_points(
     c: Concurrencies = ALL_C,
     points: Points = "",
     turns: Turns = 1,
+    length: Length = 0,
 ) -> None:
     """Show what a run would take, by guesses made before any measurement."""
     wanted = _points(points, workloads, c, LLAMA_8B.engine["max_num_seqs"])
     for arm in _arms(arms):
         taken = [point for point in wanted if arm.takes(point.c)]
-        seconds = sum(guess_seconds(arm, point, turns) for point in taken)
+        seconds = sum(guess_seconds(arm, point, turns, length) for point in taken)
         print(f"{arm.label:22s}{len(taken):4d} points {seconds:7.0f} s")
 
 

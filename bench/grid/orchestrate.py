@@ -66,10 +66,12 @@ class Orchestrator:
         self._waves = make_waves(arms, settings.at_once)
         self._points = points
         self._settings = settings
-        self._estimator = Estimator(settings.shape.slowness, settings.turns)
+        self._estimator = Estimator(settings.turns, settings.length)
         self._starts = [START_SECONDS if settings.shape.name != "tiny" else 20.0]
         self._begun = time.monotonic()
         self._total = sum(arm.takes(point.c) for arm in arms for point in points)
+        # Arms without time for a point: no later one is taken in its place.
+        self._late: set[Arm] = set()
         self._done = {record.key(line): line for line in record.read(settings.path)}
         self.outcome = Outcome()
 
@@ -101,10 +103,18 @@ class Orchestrator:
         end = time.monotonic() + min(
             share, self._left() - (waves_left - 1) * fmean(self._starts)
         )
+        lost: dict[Arm, list[Point]] = {}
         try:
             for point in self._points:
-                arms = [a for a in wave if a in children and point in wanted[a]]
-                self._take(children, arms, point, end)
+                arms = [arm for arm in wave if point in wanted[arm]]
+                here = [a for a in arms if a in children and a not in self._late]
+                for arm in (a for a in arms if a not in here):
+                    lost.setdefault(arm, []).append(point)
+                self._take(children, here, point, end)
+            for arm, points in lost.items():
+                late = arm in self._late
+                why = "no time for one before" if late else "its engine was given up"
+                self._drop(arm, points, why)
         finally:
             for child in children.values():
                 child.stop()
@@ -197,13 +207,14 @@ class Orchestrator:
         if needed > left:
             why = f"{needed:.0f} s expected, {left:.0f} s left"
             if not taken.turns:
+                self._late.add(arm)
                 self._drop(arm, [point], why)
             else:
                 settings.say(f"{arm.label} {point}: {taken.turns} turns only, {why}")
             return False
         host_ms = host_loop_ms()
         begun = time.monotonic()
-        limit = max(30.0, 4 * expected)
+        limit = max(30.0, 4 * expected * settings.shape.slowness)
         try:
             answer = children[arm].measure(
                 point.workload, point.c, settings.length, limit, turn

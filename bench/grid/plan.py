@@ -69,23 +69,33 @@ def parse_points(text: str, names: Sequence[str], most: int) -> list[Point]:
     return points
 
 
-def guess_seconds(arm: Arm, point: Point, turns: int = 1) -> float:
-    """Guess what a point takes on the 8B shape, before anything was measured."""
+def guess_seconds(arm: Arm, point: Point, turns: int = 1, length: int = 0) -> float:
+    """Guess what a point takes on the 8B shape, before anything was measured.
+
+    Args:
+        arm: whose point it is.
+        point: which one.
+        turns: of the point.
+        length: output tokens of each request; 0: the workload's own.
+    """
     if point.workload == SHIFT:
         return sum(
-            rounds * _run_seconds(arm, Point(name, point.c)) / num_rounds(point.c)
+            rounds
+            * _run_seconds(arm, Point(name, point.c), length)
+            / num_rounds(point.c)
             for name, rounds in SHIFT_STAGES
         )
     # Two runs or three in a row; or one a turn, and at times a cold one beside.
     runs = 2.5 if turns == 1 else turns + 0.5
-    return runs * _run_seconds(arm, point)
+    return runs * _run_seconds(arm, point, length)
 
 
-def _run_seconds(arm: Arm, point: Point) -> float:
+def _run_seconds(arm: Arm, point: Point, length: int) -> float:
     tokens_per_step, prompt = _GUESS[point.workload]
-    length = WORKLOADS[point.workload][1]
+    length = length or WORKLOADS[point.workload][1]
     rows = point.c
-    if arm.k and not arm.kind.trimmed and arm.name != "v1-suffix":
+    # V1 trims drafts of any method before its forward pass.
+    if arm.k and not arm.kind.trimmed and arm.kind.runner != "v1":
         rows *= arm.k + 1
     steps = length / (tokens_per_step if arm.k else 1.0)
     decode = steps * (_STEP_MS + rows * _ROW_MS)
@@ -96,27 +106,32 @@ def _run_seconds(arm: Arm, point: Point) -> float:
 class Estimator:
     """Corrects the guesses by what each arm's points took.
 
+    Of another shape than the 8B one the first guess is too low: nothing is dropped that
+    might have been taken.
+
     Args:
-        slowness: of the shape, until points were measured.
         turns: of each point.
+        length: output tokens of each request; 0: each workload's own.
     """
 
-    def __init__(self, slowness: float, turns: int = 1) -> None:
-        self._slowness = slowness
-        self._turns = turns
+    def __init__(self, turns: int = 1, length: int = 0) -> None:
+        self._turns, self._length = turns, length
         self._taken: dict[Arm, tuple[float, float]] = {}
 
     def note(self, arm: Arm, point: Point, seconds: float) -> None:
         """Take in what a point took."""
         guessed, taken = self._taken.get(arm, (0.0, 0.0))
         # Later points weigh more: they are larger, as those to come.
-        guessed = guessed / 2 + guess_seconds(arm, point, self._turns)
+        guessed = guessed / 2 + self._guess(arm, point)
         self._taken[arm] = (guessed, taken / 2 + seconds)
 
     def seconds(self, arm: Arm, point: Point) -> float:
         """Return what a point is expected to take."""
-        guessed, taken = self._taken.get(arm, (1.0, self._slowness))
-        return guess_seconds(arm, point, self._turns) * taken / guessed
+        guessed, taken = self._taken.get(arm, (1.0, 1.0))
+        return self._guess(arm, point) * taken / guessed
+
+    def _guess(self, arm: Arm, point: Point) -> float:
+        return guess_seconds(arm, point, self._turns, self._length)
 
 
 def make_waves(arms: list[Arm], at_once: int) -> list[list[Arm]]:

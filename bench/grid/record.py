@@ -11,11 +11,17 @@ Key = tuple[str, str, int, int, str, str | None]
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
-    """Append a line in one write, so that a killed run leaves whole lines only."""
+    """Append a line in one write, so that a killed run leaves whole lines only.
+
+    A last line that was left without its end is ended first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(line).encode() + b"\n"
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            data = b"\n" + data
         if os.write(file, data) != len(data):
             raise OSError(f"{path}: the line was not written whole")
         os.fsync(file)

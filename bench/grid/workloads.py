@@ -9,6 +9,7 @@ as its original does, and shares nothing with it that a memory could draft from.
 import gzip
 import json
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ LOW_PROMPT_TOKENS = 1200
 
 
 class DataMissing(RuntimeError):
-    """A recorded file is not where it should be; one line."""
+    """A recorded file is not where it should be, or cut short; one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,11 @@ def load(name: str) -> list[dict[str, Any]]:
     path = data_folder() / f"{name}.jsonl.gz"
     if not path.is_file():
         raise DataMissing(f"no {path}; MRV2_SPEC_SHARED names the folder that has data")
-    with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines]
+    try:
+        with gzip.open(path, "rt") as lines:
+            return [json.loads(line) for line in lines]
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise DataMissing(f"{path} is cut short or damaged: {error}") from error
 
 
 def ends_in_loop(tokens: Sequence[int]) -> bool:

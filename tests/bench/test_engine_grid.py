@@ -217,6 +217,43 @@ def test_loops_are_those_of_the_recorded_replies() -> None:
     assert loops == 57
 
 
+def cut(path: Path) -> Path:
+    """Cut a file in half."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+@pytest.mark.parametrize("content", [None, b"not gzip", gzip.compress(b"{")])
+def test_a_damaged_file_is_named_as_a_missing_one_is(
+    texts: Path, content: bytes | None
+) -> None:
+    workloads = grid("workloads")
+    path = texts / "data" / "agentic.jsonl.gz"
+    if content is None:
+        cut(path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(workloads.DataMissing, match=r"agentic\.jsonl\.gz is cut") as e:
+        workloads.load("agentic")
+    assert len(str(e.value).splitlines()) == 1
+
+
+def test_workloads_without_their_texts_are_left_out_and_named(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from engine_grid import _with_data
+
+    cut(texts / "data" / "agentic.jsonl.gz")
+    (texts / "data" / "smollm2_spec_bench.jsonl.gz").unlink()
+    plan = grid("plan")
+    points = [plan.Point(name, 1) for name in ("low", "low-smollm2", "agentic")]
+    assert _with_data(points) == points[:1]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("left out low-smollm2: no ")
+    assert second.startswith("left out agentic: ")
+    assert "agentic.jsonl.gz is cut short" in second
+
+
 # --- arms, points, record --------------------------------------------------------
 
 
@@ -294,6 +331,20 @@ def test_a_truncated_record_is_refused(tmp_path: Path) -> None:
     assert list(record.read(path)) == lines
     assert len({record.key(line) for line in lines}) == 2
     path.write_text(path.read_text()[:-10])
+    with pytest.raises(ValueError, match=":2 is no JSON object"):
+        list(record.read(path))
+
+
+def test_a_line_is_not_glued_to_one_without_its_end(tmp_path: Path) -> None:
+    record = grid("record")
+    path = tmp_path / record.NAME
+    path.write_text('{"c": 1}')
+    record.append(path, {"c": 4})
+    assert path.read_text() == '{"c": 1}\n{"c": 4}\n'
+    # A truncated one stays alone, and is refused.
+    path.write_text('{"c": 1}\n{"c"')
+    record.append(path, {"c": 4})
+    assert path.read_text() == '{"c": 1}\n{"c"\n{"c": 4}\n'
     with pytest.raises(ValueError, match=":2 is no JSON object"):
         list(record.read(path))
 
@@ -416,6 +467,66 @@ def test_what_does_not_fit_the_time_is_dropped_and_named(orchestrate: Any) -> No
     )
     outcome, lines, _ = orchestrate("ngram:5", ["low"], time_limit=100.0)
     assert outcome.dropped == ["ngram:5 low c=1", "ngram:5 low c=64"]
+
+
+def test_the_last_points_are_dropped_not_the_first_large_one(orchestrate: Any) -> None:
+    # Of 31 s two arms' first points take 10 s each; `low` at 64 requests is expected
+    # to take more than `high` at 64, which would fit.
+    plan, arm = grid("plan"), grid("arms").Arm("ngram", 5)
+    low, high = (plan.guess_seconds(arm, plan.Point(n, 64)) for n in ("low", "high"))
+    assert high < low
+    share = plan.guess_seconds(arm, plan.Point("low", 1))
+    left = 10.0 * (1 + (low + high) / 2 / share)
+    outcome, lines, said = orchestrate(
+        "ngram:5", ["low", "high"], time_limit=120.0 + 20.0 + left - 10.0
+    )
+    assert outcome.dropped == ["ngram:5 low c=64", "ngram:5 high c=64"]
+    assert [(line["workload"], line["c"]) for line in lines] == [
+        ("low", 1), ("high", 1)
+    ]  # fmt: skip
+    assert said[-1] == "dropped ngram:5 high c=64: no time for one before"
+
+
+@pytest.mark.parametrize("what", ["mismatch_at", "dies_at"])
+def test_points_of_an_engine_that_was_given_up_are_named(
+    orchestrate: Any, what: str
+) -> None:
+    setattr(StubChild, what, ("ngram:5", "high", 1, None))
+    outcome, lines, said = orchestrate("v2-none,ngram:5", ["low", "high"])
+    assert outcome.dropped == ["ngram:5 low c=64", "ngram:5 high c=64"]
+    named = len(outcome.mismatches) + len(outcome.failures) + len(outcome.dropped)
+    assert len(lines) + named == 8
+    why = "dropped ngram:5 low c=64, high c=64: its engine was given up"
+    assert why in said
+
+
+def test_points_of_an_engine_that_did_not_start_are_named(
+    orchestrate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(child: StubChild, seconds: float) -> float:
+        raise grid("child").EngineFailed("no memory")
+
+    monkeypatch.setattr(StubChild, "wait_until_ready", fail)
+    outcome, lines, _ = orchestrate("ngram:5", ["low"])
+    assert lines == []
+    assert outcome.failures == ["ngram:5 did not start: no memory"]
+    assert outcome.dropped == ["ngram:5 low c=1", "ngram:5 low c=64"]
+
+
+def test_a_run_that_measured_nothing_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import typer
+    from engine_grid import _report
+
+    outcome = grid("orchestrate").Outcome
+    settings: Any = SimpleNamespace(path=tmp_path)
+    with pytest.raises(typer.Exit) as raised:
+        _report(outcome(dropped=["ngram:5 low c=1"]), settings)
+    assert raised.value.exit_code == 1
+    assert "no point was measured" in capsys.readouterr().out
+    _report(outcome(skipped=["ngram:5 low c=1"]), settings)
+    _report(outcome(measured=["ngram:5 low c=1"], dropped=["x"]), settings)
 
 
 def test_points_beyond_an_arms_limit_are_not_taken_of_it(orchestrate: Any) -> None:
@@ -547,10 +658,40 @@ def test_turns_are_expected_to_take_a_run_each() -> None:
     assert seconds[6] - seconds[2] == pytest.approx(4 / 2.5 * seconds[2])
     shift = plan.Point("shift", 64)
     assert plan.guess_seconds(arm, shift, 6) == plan.guess_seconds(arm, shift)
-    estimator = plan.Estimator(1.0, turns=6)
+    estimator = plan.Estimator(turns=6)
     assert estimator.seconds(arm, point) == seconds[6]
     estimator.note(arm, point, 3 * seconds[6])
     assert estimator.seconds(arm, point) == pytest.approx(3 * seconds[6])
+
+
+def test_shorter_outputs_are_expected_to_take_less() -> None:
+    plan, arm = grid("plan"), grid("arms").Arm("v2-none", 0)
+    for name in ("low", "shift"):
+        point = plan.Point(name, 1)
+        own, same, short = (
+            plan.guess_seconds(arm, point, length=length) for length in (0, 128, 16)
+        )
+        # The prompts take what they did.
+        assert own / 4 > short > own / 16
+        if name == "low":
+            assert own == same
+        estimator = plan.Estimator(length=16)
+        assert estimator.seconds(arm, point) == short
+        estimator.note(arm, point, 2 * short)
+        assert estimator.seconds(arm, point) == pytest.approx(2 * short)
+
+
+def test_rows_are_those_that_the_runner_forwards() -> None:
+    plan, arms = grid("plan"), grid("arms")
+    point = plan.Point("low", 256)
+    guess = {
+        name: plan.guess_seconds(arms.Arm(name, 16), point)
+        for name in arms.KINDS
+        if arms.KINDS[name].method != "none"
+    }
+    # V1 trims before its forward pass, whatever drafted.
+    assert guess["v1-ngram-gpu"] == guess["v1-suffix"] == guess["ngram"]
+    assert guess["v2-intree-ngram"] == guess["ngram-untrimmed"] > 2 * guess["ngram"]
 
 
 class StubEngine:
