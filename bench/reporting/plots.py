@@ -1,5 +1,6 @@
 """The report's plots."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def _dress(
 
 
 def _propose_time(records: dict[str, Any]) -> Figure | None:
-    """GPU time of drafting against the batch, rows of 4096 tokens."""
+    """GPU time of drafting against the batch, rows of about 4096 tokens."""
     lines: dict[str, tuple[str, str, list[tuple[int, float]]]] = {}
 
     def add(name: str, colour: str, marker: str, at: int, time: float) -> None:
@@ -175,7 +176,8 @@ def _propose_time(records: dict[str, Any]) -> Figure | None:
         "suffix-gpu": ("suffix-gpu, draft alone", "#555555", "P"),
         "arctic-inference": ("arctic-inference, CPU", "#cc79a7", "D"),
     }
-    for case in records.get("suffix_rivals", {}).get("cases", []):
+    rivals = records.get("suffix_rivals", {}).get("cases", [])
+    for case in (case for case in rivals if case["row_len"] <= 4096):
         for arm, (name, colour, marker) in looks.items():
             # suffix-gpu was run with several settings; the first is its default.
             same = [v for n, v in case["arms"].items() if n.startswith(arm)]
@@ -188,10 +190,10 @@ def _propose_time(records: dict[str, Any]) -> Figure | None:
     figure, axis = plt.subplots(figsize=(10, 6), layout="constrained")
     places = sorted({at for _, _, points in lines.values() for at, _ in points})
     for name, (colour, marker, points) in lines.items():
-        points.sort()
+        times = dict(points)
         axis.plot(
-            [places.index(at) for at, _ in points],
-            [time for _, time in points],
+            # No line over batches that were not timed.
+            [times.get(at, math.nan) for at in places],
             color=colour,
             marker=marker,
             markersize=7,
@@ -204,7 +206,7 @@ def _propose_time(records: dict[str, Any]) -> Figure | None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_xlabel("requests in the batch")
     axis.set_ylabel("time of one propose step, us")
-    axis.set_title("Drafting, rows of 4096 tokens, k=16", loc="left")
+    axis.set_title("Drafting, rows of about 4000 tokens, k=16", loc="left")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
