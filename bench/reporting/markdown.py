@@ -19,8 +19,3 @@ def details(summary: str, content: str) -> str:
 def listed(values: Iterable[object]) -> str:
     """Return values with commas, or a dash."""
     return ", ".join(map(str, values)) or NOTHING
-
-
-def percent(value: float) -> str:
-    """Return a change such as +3 %."""
-    return f"{100 * value:+.0f} %"
