@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from harness import RESULTS, machine, save
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.reference.golden import load_runs, replay  # noqa: E402
+from tests.reference.golden import golden_path, load_runs, replay  # noqa: E402
 
 
 def main() -> None:
@@ -30,9 +31,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    try:
+        runs = load_runs()
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise SystemExit(f"{golden_path()} cannot be read: {error}") from None
     results: dict[str, Counter[str]] = {}
     print(f"{'run':26}{'steps':>9}{'exact':>9}{'ambiguous':>11}{'wrong':>7}{'s':>7}")
-    for name, run in load_runs().items():
+    for name, run in runs.items():
         # The streams without a memory are many and short.
         label = "local" if name.startswith("local") else name
         began = time.monotonic()
@@ -49,7 +54,7 @@ def main() -> None:
         total.update(found)
     print(dict(total))
     if args.every == 1:
-        runs = [
+        figures = [
             {
                 "run": label,
                 "steps": found["steps"],
@@ -59,7 +64,7 @@ def main() -> None:
             }
             for label, found in results.items()
         ]
-        print("saved", save("suffix_golden", {**machine(), "runs": runs}, args.out))
+        print("saved", save("suffix_golden", {**machine(), "runs": figures}, args.out))
     if total["wrong"]:
         raise SystemExit(f"{total['wrong']} recorded drafts are not the model's")
 

@@ -9,7 +9,8 @@ step takes in the tokens of all, then drafts for all. FILE is a recorded file's 
 the path of any file like it: a JSON object a line, with prompt_token_ids,
 output_token_ids and category. A file in which replies end in an exact loop is replayed
 once more without them. On a GPU ours run as kernels, else as their plain models, whose
-time says nothing about the kernels. A drafter that cannot run here is named.
+time says nothing about the kernels. A drafter that cannot run here is left out and
+named, and so is a file that is missing or damaged.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import json
 import statistics
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from grid.workloads import DataMissing
 from harness import RESULTS, machine, save
 from replay_drafters import DRAFTERS, MAX_N, MIN_N, Drafter, Setup
 from replay_suffix import FILES, SHARED, Request, is_loop
@@ -81,28 +84,57 @@ class Tally:
 
 
 def load(name: str, limit: int) -> list[Request]:
-    """Read a recorded file by name, or any file like it by path."""
+    """Read a recorded file by name, or any file like it by path.
+
+    Raises:
+        DataMissing: it is not there, or not whole.
+    """
     path = Path(name)
     if not path.is_file():
         path = SHARED / "data" / f"{name}.jsonl.gz"
     if not path.is_file():
-        raise SystemExit(
+        raise DataMissing(
             f"no file {name} and no {path}; MRV2_SPEC_SHARED names the folder with data"
         )
-    requests = []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-                prompt, output = record["prompt_token_ids"], record["output_token_ids"]
-                category = record["category"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise SystemExit(
-                    f"{path}:{number} is no recorded request ({error!r})"
-                ) from error
-            row = np.array([*prompt, *output], np.int64)
-            requests.append(Request(row, len(prompt), len(prompt) + 1, category))
+    requests: list[Request] = []
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+            for line in lines:
+                requests.append(_request(json.loads(line)))
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataMissing(f"{path} is cut short or damaged: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        number = len(requests) + 1
+        raise DataMissing(
+            f"{path}:{number} is no recorded request ({error!r})"
+        ) from error
     return requests[:limit] if limit else requests
+
+
+def _request(record: dict[str, Any]) -> Request:
+    prompt, output = record["prompt_token_ids"], record["output_token_ids"]
+    row = np.array([*prompt, *output], np.int64)
+    return Request(row, len(prompt), len(prompt) + 1, record["category"])
+
+
+def load_all(
+    names: list[str], limit: int
+) -> tuple[dict[str, list[Request]], dict[str, str]]:
+    """Return the requests of each file, and why others are left out.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    texts, left_out = {}, {}
+    for name in names:
+        try:
+            texts[name] = load(name, limit)
+        except DataMissing as error:
+            left_out[name] = str(error)
+            print(f"left out {name}: {error}", flush=True)
+    if not texts:
+        raise SystemExit("no file to replay")
+    return texts, left_out
 
 
 def ends_in_loop(request: Request) -> bool:
@@ -157,14 +189,15 @@ def replay(
     return result, times
 
 
-def run(args: argparse.Namespace, name: str, k: int) -> Iterator[dict[str, Any]]:
+def run(
+    args: argparse.Namespace, texts: dict[str, list[Request]], name: str, k: int
+) -> Iterator[dict[str, Any]]:
     """Replay one drafter over all files; yield the figures, the total first.
 
     Raises:
         RivalUnavailable: it cannot run here.
     """
-    for file in args.files:
-        requests = load(file, args.limit)
+    for file, requests in texts.items():
         few = [request for request in requests if not ends_in_loop(request)]
         for loops in (True, False) if len(few) < len(requests) else (True,):
             chosen = requests if loops else few
@@ -237,7 +270,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit")
     args = parser.parse_args()
-    left_out: dict[str, str] = {}
+    texts, left_out = load_all(args.files, args.limit)
     results = []
     print(
         f"{'drafter':18}{'k':>3} {'file / category':32}{'tok/step':>8}{'coverage':>9}"
@@ -246,7 +279,7 @@ def main() -> None:
     for name in args.drafter:
         for k in args.k:
             try:
-                for found in run(args, name, k):
+                for found in run(args, texts, name, k):
                     results.append(found)
                     if args.categories or found["category"] == "ALL":
                         print(line(found), flush=True)

@@ -11,6 +11,7 @@ learned scoring runs as its plain model, which Numba compiles and the tests hold
 to the device versions; `--reference` runs the plain model of the reference scoring.
 A file in which replies end in an exact loop is replayed once more without them. The
 figures of arctic-inference, recorded one request at a time, stand beside ours.
+A file that is missing or damaged is left out and named.
 `--variants` changes one setting at a time and saves the totals of each file.
 """
 
@@ -18,16 +19,17 @@ from __future__ import annotations
 
 import argparse
 import ast
-import gzip
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from grid.workloads import DataMissing
+from grid.workloads import load as read
 from harness import RESULTS, machine, save
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,18 +100,52 @@ class Request:
 
 
 def load(name: str, loops: bool = True) -> list[Request]:
-    """Read a file; without `loops`, drop replies that end in an exact loop."""
+    """Read a file; without `loops`, drop replies that end in an exact loop.
+
+    Raises:
+        DataMissing: it is not there, or not whole.
+    """
     result = []
-    with gzip.open(SHARED / "data" / f"{name}.jsonl.gz", "rt") as lines:
-        for line in lines:
-            rec = json.loads(line)
-            out = rec["output_token_ids"]
-            if not loops and is_loop(out):
-                continue
-            prompt = rec["prompt_token_ids"]
-            row = np.array(prompt + out, np.int64)
-            result.append(Request(row, len(prompt), len(prompt) + 1, rec["category"]))
+    for rec in read(name):
+        out = rec["output_token_ids"]
+        if not loops and is_loop(out):
+            continue
+        prompt = rec["prompt_token_ids"]
+        row = np.array(prompt + out, np.int64)
+        result.append(Request(row, len(prompt), len(prompt) + 1, rec["category"]))
     return result
+
+
+def left_out(names: Sequence[str]) -> dict[str, str]:
+    """Return why files are left out, and name them.
+
+    Raises:
+        SystemExit: there is no other file.
+    """
+    found = {}
+    for name in names:
+        try:
+            read(name)
+        except DataMissing as error:
+            found[name] = str(error)
+            print(f"left out {name}: {error}", flush=True)
+    if len(found) == len(names):
+        raise SystemExit("no file to replay")
+    return found
+
+
+def golden_figures() -> dict[str, Any]:
+    """Return the recorded figures.
+
+    Raises:
+        SystemExit: they are not there, or not whole.
+    """
+    path = SHARED / "golden" / "replay_tokens_per_step.json"
+    try:
+        figures: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path} cannot be read: {error}") from None
+    return figures
 
 
 def is_loop(tokens: list[int]) -> bool:
@@ -294,10 +330,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.reference and (args.variants or args.set):
         parser.error("--variants and --set change the learned scoring")
-    golden = json.loads((SHARED / "golden/replay_tokens_per_step.json").read_text())
+    golden, absent = golden_figures(), left_out(args.files)
+    args.files = [name for name in args.files if name not in absent]
     scope = "local" if args.local else "local+global"
     against = METHOD.format(scope=scope, factor=args.factor, k=args.k)
-    recorded = {name: golden["results"][name].get(against, {}) for name in args.files}
+    recorded = {name: golden["results"].get(name, {}) for name in args.files}
+    recorded = {name: found.get(against, {}) for name, found in recorded.items()}
     scoring = "reference" if args.reference else "learned"
     print(
         f"k={args.k}, {args.in_flight} in flight, {scoring} scoring; recorded: "
@@ -311,6 +349,7 @@ def main() -> None:
         "scope": scope,
         "k": args.k,
         "in_flight": args.in_flight,
+        "left_out": absent,
         "recorded": {
             "version": golden["settings"]["arctic"]["version"],
             "method": against,

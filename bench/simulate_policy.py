@@ -9,12 +9,14 @@ A step costs what `fit_step_cost.py` fitted to the engine grid, rows padded to c
 sizes; with `--linear` 4.6 ms + 0.0228 ms a row, an older fit to steps without graphs.
 Printed is the time per output token without speculation over that with it. `--paper`
 sets the four simple policies beside figures that another simulation gave earlier.
+A workload whose texts are missing or damaged is left out and named.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from policies.curve import (
 from policies.drafts import DRAFTERS, MAX_N, Drafts, find, find_rounds
 from policies.fitted import Fitted
 from policies.paper import Fixed, Lag, Learned, Valid
-from policies.workloads import WORKLOADS, engine_rounds
+from policies.workloads import FILES, WORKLOADS, engine_rounds, load
 
 # Of the order in which texts arrive.
 SEED = 1
@@ -257,12 +259,53 @@ def run_rounds(
     return simulate_rounds(drafts, made, counted, k, cost)
 
 
-def paper() -> list[dict[str, object]]:
-    """Print the simple policies beside the earlier figures; return both."""
+def left_out(workloads: Iterable[str], rounds: bool) -> dict[str, str]:
+    """Return why workloads are left out, and name them.
+
+    Raises:
+        SystemExit: there is no other workload.
+    """
+    names = list(dict.fromkeys(workloads))
+    found = {}
+    for name in names:
+        try:
+            engine_rounds(name, 1) if rounds else load(name)
+        except SystemExit as error:
+            found[name] = str(error)
+        except (EOFError, OSError, ValueError, zlib.error) as error:
+            file = FILES.get(name, "its file")
+            found[name] = f"{file} is cut short or damaged: {error}"
+        if name in found:
+            print(f"left out {name}: {found[name]}", flush=True)
+    if len(found) == len(names):
+        raise SystemExit("no workload to simulate")
+    return found
+
+
+def fitted_costs() -> Fitted:
+    """Return the fitted step times.
+
+    Raises:
+        SystemExit: they are not there, or not whole.
+    """
+    try:
+        return Fitted.of_json(json.loads(FITTED.read_text()))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SystemExit(f"{FITTED.name} cannot be read: {error!r}") from None
+
+
+def paper(absent: Iterable[str]) -> list[dict[str, object]]:
+    """Print the simple policies beside the earlier figures; return both.
+
+    Args:
+        absent: workloads that are left out.
+    """
     arms = (("fixed", 5), ("fixed", 16), ("valid", 16), ("learned", 16), ("lag", 16))
     print(f"{'workload':16}{'c':>4}" + "".join(f"{p} {k}".rjust(14) for p, k in arms))
     rows = []
     for workload, requests, *earlier in PAPER:
+        if workload in absent:
+            continue
         found = [
             run(workload, "ngram-earliest", policy, requests, k, LINEAR).ratio
             for policy, k in arms
@@ -304,10 +347,13 @@ def main() -> None:
     parser.add_argument("--commit")
     args = parser.parse_args()
     if args.paper:
-        record = {**machine(args.commit), "rows": paper()}
+        absent = left_out((row[0] for row in PAPER), rounds=False)
+        rows = paper(absent)
+        record = {**machine(args.commit), "left_out": absent, "rows": rows}
         print("saved", save("simulate_paper", record, args.out))
         return
-    fitted = None if args.linear else Fitted.of_json(json.loads(FITTED.read_text()))
+    fitted = None if args.linear else fitted_costs()
+    absent = left_out(args.workload, args.rounds)
     take = run_rounds if args.rounds else run
     points = []
     print(f"{'drafter, policy, k':34}workload      c={args.requests}")
@@ -315,6 +361,8 @@ def main() -> None:
         for policy in args.policy:
             for k in args.k:
                 for workload in args.workload:
+                    if workload in absent:
+                        continue
                     cost = fitted.cost(workload) if fitted else LINEAR
                     cells = []
                     for requests in args.requests:
@@ -337,6 +385,7 @@ def main() -> None:
         "seed": SEED,
         "cost": "fitted" if fitted else "linear",
         "rounds": args.rounds,
+        "left_out": absent,
         "points": points,
     }
     print("saved", save("simulate_policy", record, args.out))

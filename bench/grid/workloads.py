@@ -29,6 +29,8 @@ TEXT_VOCAB_SIZE = 49152
 AGENTIC_WARM = 36
 # Prompts of one `low` trajectory together.
 LOW_PROMPT_TOKENS = 1200
+# What a line of a recorded file has.
+_TEXT = {"prompt_token_ids", "output_token_ids", "category"}
 
 
 class DataMissing(RuntimeError):
@@ -73,9 +75,12 @@ def load(name: str) -> list[dict[str, Any]]:
         raise DataMissing(f"no {path}; MRV2_SPEC_SHARED names the folder that has data")
     try:
         with gzip.open(path, "rt") as lines:
-            return [json.loads(line) for line in lines]
+            texts = [json.loads(line) for line in lines]
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise DataMissing(f"{path} is cut short or damaged: {error}") from error
+    if not texts or not all(isinstance(t, dict) and t.keys() >= _TEXT for t in texts):
+        raise DataMissing(f"{path} holds no recorded texts")
+    return texts
 
 
 def ends_in_loop(tokens: Sequence[int]) -> bool:

@@ -236,6 +236,10 @@ def test_a_damaged_file_is_named_as_a_missing_one_is(
     with pytest.raises(workloads.DataMissing, match=r"agentic\.jsonl\.gz is cut") as e:
         workloads.load("agentic")
     assert len(str(e.value).splitlines()) == 1
+    for lines in (b"", b"5\n", b'{"category": "x"}\n'):
+        path.write_bytes(gzip.compress(lines))
+        with pytest.raises(workloads.DataMissing, match="holds no recorded texts"):
+            workloads.load("agentic")
 
 
 def test_workloads_without_their_texts_are_left_out_and_named(

@@ -139,10 +139,34 @@ def test_a_broken_file_is_refused_with_its_line(
 ) -> None:
     path = write(tmp_path / "broken.jsonl", TWICE)
     path.write_text(path.read_text() + text + "\n")
-    with pytest.raises(SystemExit, match=r"broken\.jsonl:3 is no recorded request"):
+    with pytest.raises(replay.DataMissing, match=r"broken\.jsonl:3 is no recorded req"):
         replay.load(str(path), 0)
-    with pytest.raises(SystemExit, match="no file nowhere"):
+    with pytest.raises(replay.DataMissing, match="no file nowhere"):
         replay.load("nowhere", 0)
+
+
+def test_files_that_cannot_be_read_are_left_out_and_the_rest_is_saved(
+    replay: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = write(tmp_path / "whole.jsonl.gz", TWICE)
+    cut = write(tmp_path / "cut.jsonl.gz", TWICE)
+    cut.write_bytes(cut.read_bytes()[:-20])
+    found = record(
+        replay, monkeypatch, tmp_path, cut, whole, "nowhere", "--device", "cpu",
+        "--k", 4, "--drafter", "ngram-latest",
+    )  # fmt: skip
+    assert {r["file"] for r in found["results"]} == {"whole"}
+    assert set(found["left_out"]) == {str(cut), "nowhere"}
+    printed = capsys.readouterr().out
+    assert f"left out {cut}: {cut} is cut short or damaged: " in printed
+    assert "left out nowhere: no file nowhere" in printed
+    (tmp_path / "replay.json").unlink()
+    with pytest.raises(SystemExit, match="no file to replay"):
+        record(replay, monkeypatch, tmp_path, cut, "--drafter", "ngram-latest")
+    assert not (tmp_path / "replay.json").exists()
 
 
 def drafts_of(
