@@ -26,8 +26,11 @@ _MAY_BE_NULL = {
     *("gpu", "driver", "cuda", "triton", "vllm", "counters", "start_up_line"),
     *("recorded", "gpu_us", "in_tree_us", "difference", "max_query_len", "cprofile"),
     *("asleep", "awake_without", "awake_with", "mean_budget", "graph_mib"),
-    *("busy_ms", "mean_ms", "median_ms"),
+    *("busy_ms", "mean_ms", "median_ms", "tpot_p99_ms", "stage_tpot_ms"),
+    *("first_different_token", "coverage", "fillers", "proposed"),
 }
+# What is unknown where an arm that drafts nothing has it.
+_OF_DRAFTS = {"drafted", "accepted"}
 _KINDS = {str: "a text", bool: "true or false", list: "a list"}
 # Of a workload that changes its nature.
 _STAGES = 3
@@ -203,6 +206,8 @@ def _possible(value: Any, at: str, place: str, kinds: dict[str, str]) -> None:
         members = [one.keys() for one in value.values() if isinstance(one, dict)]
         alike = len(members) == len(value) and all(m == members[0] for m in members)
         for key, one in value.items():
+            if one is None and key in _OF_DRAFTS and value.get("k") == 0:
+                continue
             below = f"{at}.{key}" if at else key
             _possible(one, below, f"{place}/{'*' if alike else key}", kinds)
     elif isinstance(value, list):

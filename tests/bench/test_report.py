@@ -553,6 +553,13 @@ def test_differences_may_be_negative_and_what_is_unknown_null(tmp_path: Path) ->
     path.write_text(json.dumps(record))
     load = part("load")
     assert load.read_json(path) == record
+    undrafted = {**record, "points": [{"k": 0, "drafted": None}]}
+    path.write_text(json.dumps(undrafted))
+    assert load.read_json(path) == undrafted
+    undrafted["points"][0]["k"] = 5
+    path.write_text(json.dumps(undrafted))
+    with pytest.raises(load.ResultError, match=r"points\[0\]\.drafted is null"):
+        load.read_json(path)
     path.write_text(json.dumps({**record, "commit": None}))
     with pytest.raises(load.ResultError, match=r"step_cost\.json: commit is None"):
         load.read_json(path)
