@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from grid.workloads import DataMissing
 from harness import RESULTS, machine, save
 from replay_drafters import DRAFTERS, MAX_N, MIN_N, Drafter, Setup
-from replay_suffix import FILES, SHARED, Request, is_loop
+from replay_suffix import FILES, SHARED, Request, is_loop, readable
 from suffix_rivals import RivalUnavailable
 
 
@@ -115,26 +115,6 @@ def _request(record: dict[str, Any]) -> Request:
     prompt, output = record["prompt_token_ids"], record["output_token_ids"]
     row = np.array([*prompt, *output], np.int64)
     return Request(row, len(prompt), len(prompt) + 1, record["category"])
-
-
-def load_all(
-    names: list[str], limit: int
-) -> tuple[dict[str, list[Request]], dict[str, str]]:
-    """Return the requests of each file, and why others are left out.
-
-    Raises:
-        SystemExit: there is none.
-    """
-    texts, left_out = {}, {}
-    for name in names:
-        try:
-            texts[name] = load(name, limit)
-        except DataMissing as error:
-            left_out[name] = str(error)
-            print(f"left out {name}: {error}", flush=True)
-    if not texts:
-        raise SystemExit("no file to replay")
-    return texts, left_out
 
 
 def ends_in_loop(request: Request) -> bool:
@@ -270,7 +250,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit")
     args = parser.parse_args()
-    texts, left_out = load_all(args.files, args.limit)
+    texts, left_out = readable(args.files, lambda name: load(name, args.limit))
     results = []
     print(
         f"{'drafter':18}{'k':>3} {'file / category':32}{'tok/step':>8}{'coverage':>9}"

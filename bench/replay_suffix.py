@@ -22,10 +22,10 @@ import ast
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from grid.workloads import DataMissing
@@ -42,6 +42,8 @@ from tests.reference.suffix_learned import LearnedModel  # noqa: E402
 SHARED = Path(os.environ.get("MRV2_SPEC_SHARED", ROOT.parent / "shared"))
 FILES = ("smollm2_spec_bench", "reference_spec_bench", "code_edit", "agentic")
 METHOD = "arctic {scope} factor={factor:.1f} k={k}"
+
+T = TypeVar("T")
 RECORDED = ("steps", "tokens", "tokens_per_step", "coverage", "drafted", "accepted")
 # What each setting is worth: the default with one thing changed.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -116,22 +118,24 @@ def load(name: str, loops: bool = True) -> list[Request]:
     return result
 
 
-def left_out(names: Sequence[str]) -> dict[str, str]:
-    """Return why files are left out, and name them.
+def readable(
+    names: Sequence[str], read: Callable[[str], T]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Return what is read of each file, and why others are left out; name those.
 
     Raises:
-        SystemExit: there is no other file.
+        SystemExit: none can be read.
     """
-    found = {}
+    found, left_out = {}, {}
     for name in names:
         try:
-            read(name)
+            found[name] = read(name)
         except DataMissing as error:
-            found[name] = str(error)
+            left_out[name] = str(error)
             print(f"left out {name}: {error}", flush=True)
-    if len(found) == len(names):
+    if not found:
         raise SystemExit("no file to replay")
-    return found
+    return found, left_out
 
 
 def golden_figures() -> dict[str, Any]:
@@ -330,8 +334,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.reference and (args.variants or args.set):
         parser.error("--variants and --set change the learned scoring")
-    golden, absent = golden_figures(), left_out(args.files)
-    args.files = [name for name in args.files if name not in absent]
+    golden = golden_figures()
+    texts, absent = readable(args.files, read)
+    args.files = list(texts)
     scope = "local" if args.local else "local+global"
     against = METHOD.format(scope=scope, factor=args.factor, k=args.k)
     recorded = {name: golden["results"].get(name, {}) for name in args.files}
