@@ -136,9 +136,13 @@ class DraftValues:
             fade=self._fades_before(self._steps),
         )
 
-    def forget(self, slot: int) -> None:
-        """Forget the draft made for a slot's former request."""
-        self._made[slot].fill_(0)
+    def forget(self, slots: torch.Tensor) -> None:
+        """Forget the drafts made for the former requests of slots.
+
+        Args:
+            slots: [any] int64, on the device.
+        """
+        self._made.index_fill_(0, slots, 0)
 
     def reset(self) -> None:
         """Forget all drafts and what was learned from them."""

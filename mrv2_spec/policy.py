@@ -132,15 +132,19 @@ class DraftPolicy:
         self._bare_ms = costs.bare(tokens)
         self._drafting_ms = costs.drafting(tokens)
         self._context_ms = costs.context(tokens)
+        self._requests_ms = costs.requests(tokens)
         self._graph_sizes = np.asarray(graph_sizes, np.int64)
         # The same to search in.
         self._sorted_sizes = list(graph_sizes)
 
     def cost_of(self, num_requests: int, budget: int) -> float:
         """Return the ms that a step of decodes should take; 0: without drafts."""
-        rows_ms = self._drafting_ms if budget else self._bare_ms
+        contexts_ms = self._contexts_ms(num_requests)
+        if not budget:
+            return float(self._bare_ms[min(num_requests, _MAX_TOKENS)]) + contexts_ms
         rows = min(num_requests + budget, _MAX_TOKENS)
-        return float(rows_ms[rows]) + self._contexts_ms(num_requests)
+        rows_ms = self._drafting_ms[rows] + self._requests_ms[num_requests]
+        return float(rows_ms) + contexts_ms
 
     def _contexts_ms(self, num_requests: int) -> float:
         context_ms = self._context_ms[min(num_requests, _MAX_TOKENS)]
@@ -237,6 +241,7 @@ class DraftPolicy:
         ratios, plain_ms = self.cost_ratios, self.cost_of(num_requests, 0)
         host_ms = ratios.host * plain_ms
         decodes_ms = float(self._drafting_ms[num_requests])
+        decodes_ms += float(self._requests_ms[num_requests])
         decodes_ms += self._contexts_ms(num_requests)
         if num_tokens > num_requests:
             # The device is busy with them, whatever the host does.

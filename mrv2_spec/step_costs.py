@@ -83,41 +83,57 @@ class CostCurve:
 class StepCosts:
     """The costs of a step without drafts and of one that verifies some.
 
-    A draft is one more row for its request, but reads the request's context no second
-    time: what contexts cost goes by the number of requests, not of tokens.
+    A draft is one more row for its request, but neither one more request nor a second
+    reading of its context: what these cost goes by the number of requests.
 
     Args:
         plain: by requests of one token each, with a context of ``CONTEXT_LEN``;
             replays one-query graphs where they were captured.
-        drafting: by tokens, without contexts; replays graphs that admit K + 1 tokens a
-            request.
         bare: as ``plain``, without contexts.
+        single: as ``bare``, but replays graphs that admit K + 1 tokens a request.
+        drafting: by tokens, of as few requests as these graphs allow, without contexts.
     """
 
     plain: CostCurve
-    drafting: CostCurve
     bare: CostCurve
+    single: CostCurve
+    drafting: CostCurve
 
     @classmethod
-    def of(cls, plain: CostCurve, drafting: CostCurve, bare: CostCurve) -> "StepCosts":
+    def of(
+        cls,
+        plain: CostCurve,
+        bare: CostCurve,
+        single: CostCurve,
+        drafting: CostCurve,
+    ) -> "StepCosts":
         """Put curves together; a plain step is not dearer than one that drafts.
 
         Where the measurement says so it was disturbed, and so where a context costs
         less than none.
         """
-        least = np.minimum(bare.ms, drafting(bare.tokens))
+        least = np.minimum(bare.ms, single(bare.tokens))
         bare = replace(bare, ms=np.maximum.accumulate(least))
         most = np.maximum(plain.ms, bare(plain.tokens))
-        return cls(replace(plain, ms=np.maximum.accumulate(most)), drafting, bare)
+        plain = replace(plain, ms=np.maximum.accumulate(most))
+        return cls(plain, bare, single, drafting)
 
     @classmethod
-    def without_contexts(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
-        """Return costs for where nothing is known of what contexts cost."""
-        return cls(plain, drafting, plain)
+    def by_rows(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
+        """Return costs for where all that is known is what rows cost."""
+        return cls(plain, plain, drafting, drafting)
 
     def context(self, requests: Floats) -> Floats:
         """Return what the contexts of so many requests cost; [n] to [n]."""
         return np.maximum(self.plain(requests) - self.bare(requests), 0.0)
+
+    def requests(self, requests: Floats) -> Floats:
+        """Return what steps with drafts cost beside their rows; [n] to [n].
+
+        Of so many requests, and without their contexts: attention works through each
+        by itself.
+        """
+        return np.maximum(self.single(requests) - self.drafting(requests), 0.0)
 
     def describe(self) -> str:
         """Return some of the costs, for the log."""
@@ -130,5 +146,6 @@ class StepCosts:
         return (
             f"steps of 1 16 64 256 requests cost {said(self.plain(sizes))} ms, "
             f"{said(self.context(sizes))} of it for contexts, "
-            f"64 256 512 1024 tokens with drafts {said(self.drafting(tokens))} ms"
+            f"64 256 512 1024 tokens with drafts {said(self.drafting(tokens))} ms and "
+            f"their requests {said(self.requests(sizes))} more"
         )

@@ -77,11 +77,12 @@ class Engine:
         )
         # Rows cost next to nothing: all that is real pays.
         flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
-        self.manager.policy.use_costs(StepCosts.without_contexts(flat, flat), [])
+        self.manager.policy.use_costs(StepCosts.by_rows(flat, flat), [])
 
     def add(self, req_id: str, slot: int) -> None:
         self.states.req_id_to_index[req_id] = slot
         self.manager.add_request(slot)
+        self.manager.forget_former_requests()
 
     def choose(
         self, scheduled: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -306,7 +307,7 @@ def test_measured_costs_are_milliseconds(device: torch.device) -> None:
     manager = engine.manager
     assert not manager.costs_are_measured
     flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
-    measured = StepCosts.without_contexts(flat, flat), [1]
+    measured = StepCosts.by_rows(flat, flat), [1]
     manager.profile = SimpleNamespace(costs=lambda samples: measured)  # type: ignore[assignment]
     manager.set_initial_cost_curves([])
     assert manager.costs_are_measured
@@ -324,13 +325,25 @@ def test_wakes_beside_prefills(device: torch.device) -> None:
     assert not engine.manager.policy.asleep
 
 
-def test_a_former_requests_draft_is_forgotten(device: torch.device) -> None:
+def test_what_former_requests_left_is_forgotten(device: torch.device) -> None:
     engine = Engine(device, lag=1)
-    engine.add("a", 3)
-    engine.draft(["a"], [K])
-    assert engine.values._made[3].any()
+    for slot, req_id in ((3, "a"), (1, "b"), (2, "c")):
+        engine.add(req_id, slot)
+    engine.draft(["a", "b", "c"], [K, K, K])
+    made, valid = engine.values._made, engine.valid
+    assert all(made[slot].any() and valid[slot] == K for slot in (1, 2, 3))
+    kept = made[2].clone()
+    # Two prompts come in one step; the request in slot 2 stays.
     engine.manager.add_request(3)
-    assert not engine.values._made[3].any()
+    engine.manager.add_request(1)
+    engine.manager.forget_former_requests()
+    assert not made[3].any() and not made[1].any()
+    assert valid.tolist()[1:4] == [0, K, 0]
+    assert made[2].equal(kept)
+    # Nor does it go with the next step's.
+    engine.draft(["a"], [K])
+    engine.manager.forget_former_requests()
+    assert made[3].any() and valid[3] == K
 
 
 class Runner:

@@ -1,4 +1,4 @@
-"""Tells a drafter with memory about each request that takes a slot."""
+"""Tells the trimmer, and a drafter with memory, which requests took a slot."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +25,11 @@ def _wrap_add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
         new = scheduler_output.scheduled_new_reqs
         if not new:
             return result
+        from mrv2_spec.integration.verification import TrimManager
         from mrv2_spec.suffix import SuffixSpeculator
 
+        if isinstance(self.adaptive_verification, TrimManager):
+            self.adaptive_verification.forget_former_requests()
         if isinstance(self.speculator, SuffixSpeculator):
             slots = self.req_states.req_id_to_index
             self.speculator.add_requests(

@@ -104,11 +104,12 @@ class TrimManager:
         self._draft_values = draft_values
         lag = vllm_config.max_concurrent_batches + 1
         self._lagged = LaggedCounts(draft_values.tally, lag)
+        self._new_slots: list[int] = []
         # Of the step in progress, and of those whose counts are on their way.
         self._few_places = False
         self._had_few_places: deque[bool] = deque([False] * lag, maxlen=lag)
         guess = CostCurve.guess(req_states.device.type)
-        self.policy = DraftPolicy(StepCosts.without_contexts(guess, guess), may_sleep)
+        self.policy = DraftPolicy(StepCosts.by_rows(guess, guess), may_sleep)
         # Without async scheduling places are scheduled while drafting sleeps, too.
         self._has_bare_steps = may_sleep and scheduling.async_scheduling
         # vLLM's dummy steps keep to the model's length.
@@ -138,9 +139,24 @@ class TrimManager:
             self._trimmer.fill(slots, nothing, nothing, draft_values.confidences, 0)
 
     def add_request(self, req_idx: int) -> None:
-        """Forget what a slot's former request left."""
-        self._num_valid_drafts[req_idx].fill_(0)
-        self._draft_values.forget(req_idx)
+        """Note that a slot has a new request, until :meth:`forget_former_requests`."""
+        self._new_slots.append(req_idx)
+
+    def forget_former_requests(self) -> None:
+        """Forget what the former requests of the step's new ones left in their slots.
+
+        All at once: hundreds of prompts may come in one step.
+        """
+        if not self._new_slots:
+            return
+        slots = torch.tensor(self._new_slots, dtype=torch.int64)
+        self._new_slots.clear()
+        device = self._req_states.device
+        if device.type == "cuda":
+            slots = slots.pin_memory()
+        slots = slots.to(device, non_blocking=True)
+        self._num_valid_drafts.index_fill_(0, slots, 0)
+        self._draft_values.forget(slots)
 
     def choose(self, scheduler_output: Any) -> int:
         """Choose the step's draft budget, before the runner sees the step.
