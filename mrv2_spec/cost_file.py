@@ -14,8 +14,8 @@ import numpy as np
 from mrv2_spec.errors import UserError
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
-VERSION = 3
-_CURVES = ("plain", "bare", "single", "drafting")
+VERSION = 2
+_CURVES = ("plain", "drafting", "bare")
 
 # What a cost table is good for: names and values that must be the same again.
 Identity = Mapping[str, str | int]
@@ -60,10 +60,10 @@ def read_costs(
         raise CostFileError(f"{path} was measured for {what[0] if what else 'others'}")
     try:
         sizes = [int(size) for size in content["graph_sizes"]]
-        curves = {name: _curve(content[name]) for name in _CURVES}
+        plain, drafting, bare = (_curve(content[name]) for name in _CURVES)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CostFileError(f"{path} is broken: {error}") from error
-    return StepCosts(**curves), sizes
+    return StepCosts(plain, drafting, bare), sizes
 
 
 def _curve(content: Any) -> CostCurve:

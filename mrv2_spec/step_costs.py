@@ -89,51 +89,50 @@ class StepCosts:
     Args:
         plain: by requests of one token each, with a context of ``CONTEXT_LEN``;
             replays one-query graphs where they were captured.
+        drafting: by tokens, of as many requests as there may be, without contexts;
+            replays graphs that admit K + 1 tokens a request.
         bare: as ``plain``, without contexts.
-        single: as ``bare``, but replays graphs that admit K + 1 tokens a request.
-        drafting: by tokens, of as few requests as these graphs allow, without contexts.
     """
 
     plain: CostCurve
-    bare: CostCurve
-    single: CostCurve
     drafting: CostCurve
+    bare: CostCurve
 
     @classmethod
-    def of(
-        cls,
-        plain: CostCurve,
-        bare: CostCurve,
-        single: CostCurve,
-        drafting: CostCurve,
-    ) -> "StepCosts":
+    def of(cls, plain: CostCurve, drafting: CostCurve, bare: CostCurve) -> "StepCosts":
         """Put curves together; a plain step is not dearer than one that drafts.
 
         Where the measurement says so it was disturbed, and so where a context costs
         less than none.
         """
-        least = np.minimum(bare.ms, single(bare.tokens))
+        least = np.minimum(bare.ms, drafting(bare.tokens))
         bare = replace(bare, ms=np.maximum.accumulate(least))
         most = np.maximum(plain.ms, bare(plain.tokens))
-        plain = replace(plain, ms=np.maximum.accumulate(most))
-        return cls(plain, bare, single, drafting)
+        return cls(replace(plain, ms=np.maximum.accumulate(most)), drafting, bare)
 
     @classmethod
-    def by_rows(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
-        """Return costs for where all that is known is what rows cost."""
-        return cls(plain, plain, drafting, drafting)
+    def without_contexts(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":
+        """Return costs for where nothing is known of what contexts cost."""
+        return cls(plain, drafting, plain)
 
     def context(self, requests: Floats) -> Floats:
         """Return what the contexts of so many requests cost; [n] to [n]."""
         return np.maximum(self.plain(requests) - self.bare(requests), 0.0)
 
     def requests(self, requests: Floats) -> Floats:
-        """Return what steps with drafts cost beside their rows; [n] to [n].
+        """Return what so many requests add to the rows of a step with drafts; [n].
 
-        Of so many requests, and without their contexts: attention works through each
-        by itself.
+        A graph that admits drafts keeps places for them in its attention, filled or
+        not. As rows are the same in both, that is what it takes longer than a one-query
+        graph with as many requests.
         """
-        return np.maximum(self.single(requests) - self.drafting(requests), 0.0)
+        # No step has more requests than were measured.
+        requests = np.minimum(requests, self.bare.tokens[-1])
+        return np.maximum(self.drafting(requests) - self.bare(requests), 0.0)
+
+    def rows(self, tokens: Floats) -> Floats:
+        """Return what the tokens of a step with drafts cost alone; [n] to [n]."""
+        return self.drafting(tokens) - self.requests(tokens)
 
     def describe(self) -> str:
         """Return some of the costs, for the log."""
@@ -146,6 +145,6 @@ class StepCosts:
         return (
             f"steps of 1 16 64 256 requests cost {said(self.plain(sizes))} ms, "
             f"{said(self.context(sizes))} of it for contexts, "
-            f"64 256 512 1024 tokens with drafts {said(self.drafting(tokens))} ms and "
-            f"their requests {said(self.requests(sizes))} more"
+            f"64 256 512 1024 tokens with drafts {said(self.rows(tokens))} ms, and "
+            f"{said(self.requests(sizes))} for the requests"
         )

@@ -27,7 +27,7 @@ def costs(base: float, row: float, surcharge: float = 0.0) -> StepCosts:
     def curve(base: float) -> CostCurve:
         return CostCurve.of([(n, base + row * n) for n in (*GRAPHS, 2048)], 512)
 
-    return StepCosts.by_rows(curve(base), curve(base + surcharge))
+    return StepCosts.without_contexts(curve(base), curve(base + surcharge))
 
 
 def tally(num_requests: int, values: Sequence[float], share: float = 1.0) -> np.ndarray:
@@ -81,7 +81,7 @@ def test_prompts_in_a_step_make_its_drafts_no_cheaper(rng: random.Random) -> Non
     seen = tally(48, values)
     budgets = []
     for prompt_tokens in (0, 40, 2000, 8000):
-        made = DraftPolicy(StepCosts.by_rows(linear, linear), False)
+        made = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
         for _ in range(200):
             made.observe(seen)
         budgets.append(made.choose(48 + prompt_tokens, 48, 48 * K, 4096))
@@ -95,7 +95,7 @@ def test_prompts_are_charged_what_their_rows_cost_beside_drafts() -> None:
     wide = CostCurve.of([(n, 4.6 + 0.02 * n) for n in (1, 16384)], 0)
     gains = []
     for prompt_tokens in (0, 4000):
-        made = DraftPolicy(StepCosts.by_rows(plain, wide), False)
+        made = DraftPolicy(StepCosts.without_contexts(plain, wide), False)
         for _ in range(50):
             made.observe(tally(64, [0.9]))
         made.choose(64 + prompt_tokens, 64, 64 * K, 4096)
@@ -111,7 +111,7 @@ def test_beside_prompts_the_device_waits_for_no_host(
     # A prompt of 1000 tokens takes it far longer than what the host takes: no row of a
     # draft is free, and only those are verified that pay for theirs.
     linear = CostCurve.of([(n, 4.0 + 0.02 * n) for n in (1, 16384)], 0)
-    made = DraftPolicy(StepCosts.by_rows(linear, linear), False)
+    made = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
     seen = np.zeros(TALLY_WIDTH, np.int32)
     for value, places in ((0.9, 40), (0.05, 400)):
         seen[sum(value < edge for edge in bin_edges())] += places
@@ -169,7 +169,7 @@ def test_best_of_all_budgets(rng: random.Random) -> None:
     num_requests = rng.randint(20, 200)
     values = sorted((rng.random() for _ in range(4)), reverse=True)
     linear = CostCurve.of([(n, base + row * n) for n in (1, 4096)], 0)
-    made = DraftPolicy(StepCosts.by_rows(linear, linear), False)
+    made = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
     budget = settle(made, num_requests, tally(num_requests, values))
 
     def rate(drafts: int) -> float:
@@ -197,7 +197,7 @@ def test_drafts_read_no_context_of_their_own() -> None:
     plain = CostCurve.of([(n, base + (row + context) * n) for n in (1, 4096)], 0)
     rows = CostCurve.of([(n, base + row * n) for n in (1, 4096)], 0)
     values = tally(64, [0.15, 0.02])
-    made = DraftPolicy(StepCosts(plain, rows, rows, rows), False)
+    made = DraftPolicy(StepCosts(plain, rows, rows), False)
     assert 60 <= settle(made, 64, values) <= 76
     assert made.cost_of(64, 64) == pytest.approx(base + 128 * row + 64 * context)
     assert made.cost_of(64, 0) == pytest.approx(base + 64 * (row + context))
@@ -210,19 +210,18 @@ def test_drafts_read_no_context_of_their_own() -> None:
     # Beyond sixteen times, nobody knows.
     made.context_ratio = 100.0
     assert made.cost_of(64, 0) == pytest.approx(base + 64 * (row + 16 * context))
-    made = DraftPolicy(StepCosts(plain, plain, plain, plain), False)
+    made = DraftPolicy(StepCosts(plain, plain, plain), False)
     assert settle(made, 64, values) == 0
 
 
 def test_drafts_are_no_requests_of_their_own() -> None:
-    # Rows cost 0.005 ms, and each request 0.02 as soon as there are drafts: 64 of these
-    # that come true in half of the cases gain an eighth. Charged as if each were a request
-    # they gain nothing.
+    # A row costs 0.005 ms, and a request 0.02 in a graph that admits drafts: 64 drafts
+    # of which half come true gain an eighth. Up to 256 requests both were measured.
     base, row, request = 4.6, 0.005, 0.02
-    rows = CostCurve.of([(n, base + row * n) for n in (1, 4096)], 0)
-    single = CostCurve.of([(n, base + (row + request) * n) for n in (1, 4096)], 0)
+    bare = CostCurve.of([(n, base + row * n) for n in (1, 256)], 0)
+    wide = [(n, base + row * n + request * min(n, 256)) for n in (1, 256, 4096)]
     values = tally(64, [0.5, 0.02])
-    made = DraftPolicy(StepCosts(rows, rows, single, rows), False)
+    made = DraftPolicy(StepCosts(bare, CostCurve.of(wide, 0), bare), False)
     budget = settle(made, 64, values)
     assert 60 <= budget <= 76
     drafts_ms, plain_ms = made.cost_of(64, budget), made.cost_of(64, 0)
@@ -232,8 +231,8 @@ def test_drafts_are_no_requests_of_their_own() -> None:
     assert made.expected_accepted == pytest.approx(64 * 0.5, rel=0.1)
     rate = (64 + made.expected_accepted) / drafts_ms
     assert made.gain == pytest.approx(rate * plain_ms / 64)
-    made = DraftPolicy(StepCosts(rows, rows, single, single), False)
-    assert settle(made, 64, values) == 0
+    # Steps of more rows than there may be requests.
+    assert made.cost_of(64, 936) == pytest.approx(base + 1000 * row + 64 * request)
 
 
 def test_steps_that_were_dearer_than_reckoned() -> None:

@@ -310,7 +310,7 @@ def test_drafting_goes_on_where_the_clock_says_that_it_pays(
     plain_ms: float, drafting_ms: float, pays: bool
 ) -> None:
     linear = CostCurve.of([(1, 4.6), (16384, 4.6 + 0.0228 * 16384)], 0)
-    policy = DraftPolicy(StepCosts.by_rows(linear, linear), True)
+    policy = DraftPolicy(StepCosts.without_contexts(linear, linear), True)
     # A tenth of the requests has a draft of one place, and nearly all come true.
     tally = np.zeros(TALLY_WIDTH, np.int32)
     tally[[0, ROUNDS]] = 12, 120
@@ -329,7 +329,7 @@ def test_drafting_stops_where_it_loses_however_long_it_paid(
 ) -> None:
     # Where plain steps were told of by a host that was slower then, too.
     linear = CostCurve.of([(1, 4.6), (16384, 4.6 + 0.0228 * 16384)], 0)
-    policy = DraftPolicy(StepCosts.by_rows(linear, linear), True)
+    policy = DraftPolicy(StepCosts.without_contexts(linear, linear), True)
     clock, now, verifying = StepClock(), 0.0, 0
     for share, steps in ((0.02, 140), (1.5, paying), (0.3, 4000)):
         host = faster if share == 0.02 else 1.0
@@ -354,7 +354,7 @@ def test_a_host_that_is_the_limit_makes_larger_budgets_the_better_ones() -> None
     tally[ROUNDS] = 100
     budgets = []
     for host_ms in (0.0, 8.0, 9.0, 12.0):
-        policy = DraftPolicy(StepCosts.by_rows(linear, linear), False)
+        policy = DraftPolicy(StepCosts.without_contexts(linear, linear), False)
         policy.cost_ratios = CostRatios(host=host_ms / policy.cost_of(100, 0))
         for _ in range(20):
             policy.observe(tally)

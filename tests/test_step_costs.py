@@ -19,9 +19,9 @@ def test_the_least_counts_and_costs_never_fall() -> None:
 
 def test_a_plain_step_is_not_dearer_than_one_that_drafts() -> None:
     disturbed = CostCurve.of([(1, 9.0), (8, 9.5), (64, 12.0)], 64)
-    single = CostCurve.of([(1, 4.0), (8, 5.0), (64, 13.0)], 64)
+    drafting = CostCurve.of([(1, 4.0), (8, 5.0), (64, 13.0)], 64)
     bare = CostCurve.of([(1, 8.5), (8, 9.0), (64, 11.0)], 64)
-    costs = StepCosts.of(disturbed, bare, single, single)
+    costs = StepCosts.of(disturbed, drafting, bare)
     sizes = np.array([1.0, 8.0, 64.0])
     assert costs.bare(sizes).tolist() == [4, 5, 11]
     assert costs.context(sizes).tolist() == [5, 4.5, 1]
@@ -30,25 +30,26 @@ def test_a_plain_step_is_not_dearer_than_one_that_drafts() -> None:
 def test_contexts_cost_by_requests_and_never_less_than_nothing() -> None:
     plain = CostCurve.of([(1, 3.0), (8, 4.0), (64, 9.0)], 64)
     bare = CostCurve.of([(1, 3.1), (8, 3.5), (64, 5.0)], 64)
-    single = CostCurve.of([(1, 3.2), (64, 5.5)], 64)
-    costs = StepCosts.of(plain, bare, single, single)
+    costs = StepCosts.of(plain, CostCurve.of([(1, 3.2), (64, 5.5)], 64), bare)
     sizes = np.array([1.0, 8.0, 64.0])
     assert costs.context(sizes).tolist() == [0, 0.5, 4]
     assert costs.plain(sizes).tolist() == [3.1, 4, 9]
-    nothing = StepCosts.by_rows(plain, plain)
+    nothing = StepCosts.without_contexts(plain, plain)
     assert nothing.context(sizes).tolist() == [0, 0, 0]
 
 
-def test_requests_cost_what_their_rows_alone_would_not() -> None:
-    plain = CostCurve.of([(1, 3.0), (8, 4.0), (64, 9.0)], 64)
+def test_requests_cost_what_graphs_with_drafts_take_longer() -> None:
+    plain = CostCurve.of([(1, 3.5), (8, 4.0), (64, 9.0)], 64)
     # The least size was disturbed: a request costs no less than nothing.
-    drafting = CostCurve.of([(1, 3.5), (8, 3.75), (64, 5.0), (128, 6.0)], 128)
-    single = CostCurve.of([(1, 3.25), (8, 4.0), (64, 7.0)], 64)
-    costs = StepCosts.of(plain, plain, single, drafting)
-    sizes = np.array([1.0, 5.0, 8.0, 33.0, 64.0])
-    assert costs.requests(sizes).tolist() == [0, 0.25, 0.25, 2, 2]
-    nothing = StepCosts.by_rows(plain, drafting)
-    assert nothing.requests(sizes).tolist() == [0, 0, 0, 0, 0]
+    bare = CostCurve.of([(1, 3.5), (8, 3.75), (64, 5.0)], 64)
+    drafting = CostCurve.of([(1, 3.25), (8, 4.0), (64, 7.0), (128, 8.0)], 128)
+    costs = StepCosts.of(plain, drafting, bare)
+    sizes = np.array([1.0, 5.0, 8.0, 33.0, 64.0, 100.0, 128.0])
+    assert costs.requests(sizes).tolist() == [0, 0.25, 0.25, 2, 2, 2, 2]
+    assert costs.rows(sizes).tolist() == [3.25, 3.75, 3.75, 5, 5, 6, 6]
+    nothing = StepCosts.without_contexts(plain, plain)
+    assert nothing.requests(sizes).tolist() == [0] * 7
+    assert nothing.rows(sizes).tolist() == plain(sizes).tolist()
 
 
 def test_one_size_only() -> None:

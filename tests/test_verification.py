@@ -77,7 +77,7 @@ class Engine:
         )
         # Rows cost next to nothing: all that is real pays.
         flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
-        self.manager.policy.use_costs(StepCosts.by_rows(flat, flat), [])
+        self.manager.policy.use_costs(StepCosts.without_contexts(flat, flat), [])
 
     def add(self, req_id: str, slot: int) -> None:
         self.states.req_id_to_index[req_id] = slot
@@ -307,7 +307,7 @@ def test_measured_costs_are_milliseconds(device: torch.device) -> None:
     manager = engine.manager
     assert not manager.costs_are_measured
     flat = CostCurve.of([(1, 1.0), (10_000, 1.001)], 0)
-    measured = StepCosts.by_rows(flat, flat), [1]
+    measured = StepCosts.without_contexts(flat, flat), [1]
     manager.profile = SimpleNamespace(costs=lambda samples: measured)  # type: ignore[assignment]
     manager.set_initial_cost_curves([])
     assert manager.costs_are_measured

@@ -112,7 +112,7 @@ class RanksWorker(GridWorker):
         for name, value in restless["policy"].items():
             setattr(policy, name, value)
         dear = step_costs.CostCurve.of(restless["ms_by_rows"], 0)
-        costs = step_costs.StepCosts.by_rows(dear, dear)
+        costs = step_costs.StepCosts.without_contexts(dear, dear)
         self.model_runner.adaptive_verification.policy.use_costs(costs, ())
 
     def ranks_num_steps(self) -> int:

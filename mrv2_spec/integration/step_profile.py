@@ -4,13 +4,12 @@ import hashlib
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from mrv2_spec.cost_file import CostFileError, Identity, read_costs, write_costs
-from mrv2_spec.integration.graphs import drafting_query_len, no_one_query_graphs
+from mrv2_spec.integration.graphs import no_one_query_graphs
 from mrv2_spec.step_costs import CONTEXT_LEN, CostCurve, StepCosts
 
 logger = logging.getLogger("vllm.mrv2_spec")
@@ -45,9 +44,9 @@ class StepProfile:
     def batches(self, capture_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
         """Yield the arguments of dummy steps: one-query graphs, then wider ones.
 
-        The runner makes as many dummy requests of a step's tokens as there may be. Rows
-        of drafts are of few: steps of as few as the graphs admit tell what rows cost,
-        and steps of one token a request what the requests cost beside them.
+        Up to the most requests, the dummy requests of a step have one token each. With
+        a context, those of wider graphs would each be charged for one, where the drafts
+        of a request share it.
         """
         self._runs.clear()
         self._graph_sizes = sorted(capture_sizes)
@@ -59,12 +58,10 @@ class StepProfile:
         sizes = self._sizes()
         # Up to the graph that the most requests are padded to.
         narrow = sizes[: bisect_left(sizes, max_num_reqs) + 1]
-        yield from self._run("plain", narrow, CONTEXT_LEN)
-        yield from self._run("bare", narrow, 0)
-        query_len = drafting_query_len(self._runner.vllm_config)
+        yield from self._run("plain", narrow, max_num_reqs, CONTEXT_LEN)
+        yield from self._run("bare", narrow, max_num_reqs, 0)
         with no_one_query_graphs(graph_manager):
-            yield from self._run("single", narrow, 0)
-            yield from self._run("drafting", sizes, 0, query_len)
+            yield from self._run("drafting", sizes, sizes[-1], 0)
 
     def _sizes(self) -> list[int]:
         # Steps beyond the graphs are measured too: they are launched one by one.
@@ -77,19 +74,12 @@ class StepProfile:
         return sizes
 
     def _run(
-        self, curve: str, sizes: Sequence[int], context_len: int, query_len: int = 1
+        self, curve: str, sizes: Sequence[int], most: int, context_len: int
     ) -> Iterator[dict[str, int]]:
-        """Yield steps of as few requests as have ``query_len`` tokens each.
-
-        Those of one token a request have no more tokens than there may be requests.
-        """
-        most = self._runner.max_num_reqs
         for size in sizes:
-            num_tokens = min(size, most) if query_len == 1 else size
-            with _of_requests(self._runner, min(-(-num_tokens // query_len), most)):
-                for _ in range(_REPEATS):
-                    self._runs.append((curve, size))
-                    yield {"num_tokens": num_tokens, "context_len": context_len}
+            for _ in range(_REPEATS):
+                self._runs.append((curve, size))
+                yield {"num_tokens": min(size, most), "context_len": context_len}
 
     def costs(self, samples: Sequence[Any]) -> tuple[StepCosts, list[int]]:
         """Return the costs, the same on all ranks, and the sizes of the graphs.
@@ -124,8 +114,7 @@ class StepProfile:
                 forward.tokens, forward.ms + rows(forward.tokens), most_graph_tokens
             )
 
-        names = ("plain", "bare", "single", "drafting")
-        costs = StepCosts.of(*map(curve, names))
+        costs = StepCosts.of(curve("plain"), curve("drafting"), curve("bare"))
         if self._cost_file is not None:
             try:
                 write_costs(self._cost_file, self._identity(), costs, self._graph_sizes)
@@ -203,17 +192,6 @@ class StepProfile:
 
             timed.append((num_rows, _time(rows)))
         return timed
-
-
-@contextmanager
-def _of_requests(runner: Any, number: int) -> Iterator[None]:
-    """Let dummy steps have so many requests at most, for as long as this lasts."""
-    most = runner.max_num_reqs
-    runner.max_num_reqs = number
-    try:
-        yield
-    finally:
-        runner.max_num_reqs = most
 
 
 @torch.inference_mode()

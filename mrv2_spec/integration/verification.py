@@ -109,7 +109,7 @@ class TrimManager:
         self._few_places = False
         self._had_few_places: deque[bool] = deque([False] * lag, maxlen=lag)
         guess = CostCurve.guess(req_states.device.type)
-        self.policy = DraftPolicy(StepCosts.by_rows(guess, guess), may_sleep)
+        self.policy = DraftPolicy(StepCosts.without_contexts(guess, guess), may_sleep)
         # Without async scheduling places are scheduled while drafting sleeps, too.
         self._has_bare_steps = may_sleep and scheduling.async_scheduling
         # vLLM's dummy steps keep to the model's length.
