@@ -130,29 +130,21 @@ class DraftPolicy:
         """Go by costs measured for graphs of these ascending sizes."""
         tokens = np.arange(_MAX_TOKENS + 1, dtype=np.float64)
         self._bare_ms = costs.bare(tokens)
-        self._rows_ms = np.maximum.accumulate(costs.rows(tokens))
+        self._drafting_ms = costs.drafting(tokens)
         self._context_ms = costs.context(tokens)
-        self._requests_ms = costs.requests(tokens)
         self._graph_sizes = np.asarray(graph_sizes, np.int64)
         # The same to search in.
         self._sorted_sizes = list(graph_sizes)
 
     def cost_of(self, num_requests: int, budget: int) -> float:
         """Return the ms that a step of decodes should take; 0: without drafts."""
-        if budget:
-            rows = min(num_requests + budget, _MAX_TOKENS)
-            return float(self._rows_ms[rows]) + self._beside_rows_ms(num_requests)
-        bare_ms = self._bare_ms[min(num_requests, _MAX_TOKENS)]
-        return float(bare_ms) + self._contexts_ms(num_requests)
+        rows_ms = self._drafting_ms if budget else self._bare_ms
+        rows = min(num_requests + budget, _MAX_TOKENS)
+        return float(rows_ms[rows]) + self._contexts_ms(num_requests)
 
     def _contexts_ms(self, num_requests: int) -> float:
         context_ms = self._context_ms[min(num_requests, _MAX_TOKENS)]
         return float(context_ms) * min(self.context_ratio, _MOST_CONTEXT)
-
-    def _beside_rows_ms(self, num_requests: int) -> float:
-        """Return what requests cost in a step with drafts, beside their rows."""
-        requests_ms = self._requests_ms[min(num_requests, _MAX_TOKENS)]
-        return float(requests_ms) + self._contexts_ms(num_requests)
 
     def observe(self, tally: npt.NDArray[np.int32]) -> None:
         """Take in the tally of an earlier step; [TALLY_WIDTH]."""
@@ -244,15 +236,15 @@ class DraftPolicy:
         accepted = self._curve(totals - num_tokens, num_requests)
         ratios, plain_ms = self.cost_ratios, self.cost_of(num_requests, 0)
         host_ms = ratios.host * plain_ms
-        decodes_ms = float(self._rows_ms[num_requests])
-        decodes_ms += self._beside_rows_ms(num_requests)
+        decodes_ms = float(self._drafting_ms[num_requests])
+        decodes_ms += self._contexts_ms(num_requests)
         if num_tokens > num_requests:
             # The device is busy with them, whatever the host does.
             decodes_ms = max(decodes_ms, host_ms / ratios.drafts)
         # Prefills are charged what they cost without drafts: in a long step a draft
         # that costs more than a later step would looks cheap.
-        ms = self._rows_ms[totals]
-        ms += decodes_ms - float(self._rows_ms[num_tokens])
+        ms = self._drafting_ms[totals]
+        ms += decodes_ms - float(self._drafting_ms[num_tokens])
         ms *= ratios.drafts
         # While the device waits for the host, more drafts cost nothing.
         np.maximum(ms, host_ms, out=ms)

@@ -83,14 +83,14 @@ class CostCurve:
 class StepCosts:
     """The costs of a step without drafts and of one that verifies some.
 
-    A draft is one more row for its request, but neither one more request nor a second
-    reading of its context: what these cost goes by the number of requests.
+    A draft is one more row for its request, but reads the request's context no second
+    time: what contexts cost goes by the number of requests, not of tokens.
 
     Args:
         plain: by requests of one token each, with a context of ``CONTEXT_LEN``;
             replays one-query graphs where they were captured.
-        drafting: by tokens, of as many requests as there may be, without contexts;
-            replays graphs that admit K + 1 tokens a request.
+        drafting: by tokens, without contexts; replays graphs that admit K + 1 tokens a
+            request.
         bare: as ``plain``, without contexts.
     """
 
@@ -119,21 +119,6 @@ class StepCosts:
         """Return what the contexts of so many requests cost; [n] to [n]."""
         return np.maximum(self.plain(requests) - self.bare(requests), 0.0)
 
-    def requests(self, requests: Floats) -> Floats:
-        """Return what so many requests add to the rows of a step with drafts; [n].
-
-        A graph that admits drafts keeps places for them in its attention, filled or
-        not. As rows are the same in both, that is what it takes longer than a one-query
-        graph with as many requests.
-        """
-        # No step has more requests than were measured.
-        requests = np.minimum(requests, self.bare.tokens[-1])
-        return np.maximum(self.drafting(requests) - self.bare(requests), 0.0)
-
-    def rows(self, tokens: Floats) -> Floats:
-        """Return what the tokens of a step with drafts cost alone; [n] to [n]."""
-        return self.drafting(tokens) - self.requests(tokens)
-
     def describe(self) -> str:
         """Return some of the costs, for the log."""
         sizes = np.array([1.0, 16.0, 64.0, 256.0])
@@ -145,6 +130,5 @@ class StepCosts:
         return (
             f"steps of 1 16 64 256 requests cost {said(self.plain(sizes))} ms, "
             f"{said(self.context(sizes))} of it for contexts, "
-            f"64 256 512 1024 tokens with drafts {said(self.rows(tokens))} ms, and "
-            f"{said(self.requests(sizes))} for the requests"
+            f"64 256 512 1024 tokens with drafts {said(self.drafting(tokens))} ms"
         )

@@ -214,27 +214,6 @@ def test_drafts_read_no_context_of_their_own() -> None:
     assert settle(made, 64, values) == 0
 
 
-def test_drafts_are_no_requests_of_their_own() -> None:
-    # A row costs 0.005 ms, and a request 0.02 in a graph that admits drafts: 64 drafts
-    # of which half come true gain an eighth. Up to 256 requests both were measured.
-    base, row, request = 4.6, 0.005, 0.02
-    bare = CostCurve.of([(n, base + row * n) for n in (1, 256)], 0)
-    wide = [(n, base + row * n + request * min(n, 256)) for n in (1, 256, 4096)]
-    values = tally(64, [0.5, 0.02])
-    made = DraftPolicy(StepCosts(bare, CostCurve.of(wide, 0), bare), False)
-    budget = settle(made, 64, values)
-    assert 60 <= budget <= 76
-    drafts_ms, plain_ms = made.cost_of(64, budget), made.cost_of(64, 0)
-    assert drafts_ms == pytest.approx(base + (64 + budget) * row + 64 * request)
-    assert plain_ms == pytest.approx(base + 64 * row)
-    # Bins of values are wide.
-    assert made.expected_accepted == pytest.approx(64 * 0.5, rel=0.1)
-    rate = (64 + made.expected_accepted) / drafts_ms
-    assert made.gain == pytest.approx(rate * plain_ms / 64)
-    # Steps of more rows than there may be requests.
-    assert made.cost_of(64, 936) == pytest.approx(base + 1000 * row + 64 * request)
-
-
 def test_steps_that_were_dearer_than_reckoned() -> None:
     values = tally(64, [0.6] * 3)
     made = policy(costs(4.6, 0.0228))

@@ -38,20 +38,6 @@ def test_contexts_cost_by_requests_and_never_less_than_nothing() -> None:
     assert nothing.context(sizes).tolist() == [0, 0, 0]
 
 
-def test_requests_cost_what_graphs_with_drafts_take_longer() -> None:
-    plain = CostCurve.of([(1, 3.5), (8, 4.0), (64, 9.0)], 64)
-    # The least size was disturbed: a request costs no less than nothing.
-    bare = CostCurve.of([(1, 3.5), (8, 3.75), (64, 5.0)], 64)
-    drafting = CostCurve.of([(1, 3.25), (8, 4.0), (64, 7.0), (128, 8.0)], 128)
-    costs = StepCosts.of(plain, drafting, bare)
-    sizes = np.array([1.0, 5.0, 8.0, 33.0, 64.0, 100.0, 128.0])
-    assert costs.requests(sizes).tolist() == [0, 0.25, 0.25, 2, 2, 2, 2]
-    assert costs.rows(sizes).tolist() == [3.25, 3.75, 3.75, 5, 5, 6, 6]
-    nothing = StepCosts.without_contexts(plain, plain)
-    assert nothing.requests(sizes).tolist() == [0] * 7
-    assert nothing.rows(sizes).tolist() == plain(sizes).tolist()
-
-
 def test_one_size_only() -> None:
     assert CostCurve.of([(4, 2.0)], 0)(np.array([1.0, 9.0])).tolist() == [2, 2]
 
