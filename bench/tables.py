@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from reporting.compare import Arm, Grid
 from reporting.load import GRID, ResultError, making, read_grid, read_json
 from rich.console import Console
 
@@ -307,21 +308,11 @@ def _gpu(record: dict[str, Any]) -> str:
 
 
 def engine() -> str:
-    """TPOT of no speculation over that of our drafters at k = 16, in the same run."""
+    """TPOT of no speculation over that of our drafters at k = 16, as in the report."""
     points = read_grid(RESULTS / GRID)
     if not points:
         raise ResultError(f"{GRID} has no point")
-    base = {
-        (p.run_id, p.workload, p.c): p.tpot_ms for p in points if p.arm == "v2-none"
-    }
-    # (arm, text, requests) -> the ratio, and the run that it is of.
-    found: dict[tuple[str, str, int], tuple[float, str]] = {}
-    for p in points:
-        at = (p.run_id, p.workload, p.c)
-        # Later runs are further down, and count.
-        if p.arm in ("ngram", "suffix") and p.k == 16 and at in base:
-            run = f"{p.run_id} ({p.commit})"
-            found[p.arm, p.workload, p.c] = base[at] / p.tpot_ms, run
+    grid = Grid(points)
     columns = (1, 16, 64, 256)
     texts = {
         "low": "reference answers of Spec-Bench",
@@ -330,26 +321,13 @@ def engine() -> str:
         "high": "code edits",
         "agentic": "agent logs, similar ones remembered",
     }
-    rows = [
-        (
-            text,
-            arm,
-            *(
-                f"{found[arm, name, c][0]:.2f}" if (arm, name, c) in found else ""
-                for c in columns
-            ),
-        )
-        for name, text in texts.items()
-        for arm in ("ngram", "suffix")
-    ]
-    used = sorted(
-        {
-            run
-            for (_, name, c), (_, run) in found.items()
-            if name in texts and c in columns
-        }
-    )
-    source = f"`bench/engine_grid.py`, runs {' and '.join(used)}"
+    rows, used = [], set()
+    for name, text in texts.items():
+        for arm in ("ngram", "suffix"):
+            ratios = [grid.ratio(Arm(arm, 16), c, name) for c in columns]
+            rows.append((text, arm, *(ratio or "" for ratio in ratios)))
+            used |= {f"{r.point.run_id} ({r.point.commit})" for r in ratios if r}
+    source = f"`bench/engine_grid.py`, runs {' and '.join(sorted(used))}"
     head = ("text", "method", *map(str, columns))
     return table(head, rows) + f"\n{_machine(asdict(points[-1]))}: {source}\n"
 

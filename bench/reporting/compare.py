@@ -1,9 +1,11 @@
 """Compares the points of the grid: ratios are taken within one run only."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
 
-from reporting.load import Point
+from reporting.load import NO_TIME, Point
 
 # A point below this loses.
 FLOOR = 0.97
@@ -11,6 +13,9 @@ FLOOR = 0.97
 SPREAD = 0.03
 # Below this gain of the oracle, a share of it says nothing.
 LEAST_GAIN = 0.05
+# Arms that took turns at a point end it within so many seconds. Of two waves of a run,
+# the engines of the second one start in between, and all other points are taken.
+_TURN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,13 +58,13 @@ class Grid:
         points = list(points)
         self.points = points
         runs: dict[str, dict[tuple[Arm, int, str], Point]] = {}
-        last: dict[str, tuple[str, int]] = {}
+        last: dict[str, tuple[datetime, int]] = {}
         for order, point in enumerate(points):
             place = (Arm(point.arm, point.k), point.c, point.workload)
             # A point taken twice in a run: the later one counts.
             runs.setdefault(point.run_id, {})[place] = point
             last[point.run_id] = max(
-                last.get(point.run_id, ("", 0)), (point.when, order)
+                last.get(point.run_id, (NO_TIME, 0)), (point.when, order)
             )
         newest = sorted(runs, key=lambda run: last[run], reverse=True)
         self._runs = {run: runs[run] for run in newest}
@@ -92,14 +97,22 @@ class Grid:
     def together(
         self, arms: Iterable[Arm], c: int, workload: str
     ) -> tuple[Point, ...] | None:
-        """Return the points of the newest run that has all of the arms."""
+        """Return the points of the newest run that has all of the arms.
+
+        A run in which the arms took turns comes before any in which they did not: hosts
+        change their speed between two waves of engines, too.
+        """
         arms = tuple(arms)
+        newest = None
         for run in self._runs.values():
             found = [run.get((arm, c, workload)) for arm in arms]
             points = tuple(point for point in found if point is not None)
-            if len(points) == len(arms):
+            if len(points) < len(arms):
+                continue
+            if len(arms) == 1 or took_turns(points):
                 return points
-        return None
+            newest = newest or points
+        return newest
 
     def ratio(
         self, arm: Arm, c: int, workload: str, base: Arm | None = None
@@ -137,8 +150,18 @@ class Grid:
         ]
 
 
+def took_turns(points: Sequence[Point]) -> bool:
+    """Tell whether some arms' points were taken in turns, run by run."""
+    numbers = {len(point.turns) for point in points}
+    ends = sorted(point.when for point in points)
+    if numbers == {0} or len(numbers) > 1 or ends[0] == NO_TIME:
+        return False
+    gaps = [after - before for before, after in pairwise(ends)]
+    return all(gap.total_seconds() <= _TURN_SECONDS for gap in gaps)
+
+
 def _spread(base: Point, point: Point, ratio: float) -> float:
-    if not point.turns or len(base.turns) != len(point.turns):
+    if not took_turns((base, point)):
         return max(point.spread, base.spread)
     pairs = zip(base.turns, point.turns, strict=True)
     ratios = [without / own for without, own in pairs]

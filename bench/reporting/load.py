@@ -4,12 +4,15 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
 GRID = "engine_grid.jsonl"
 # Where a result comes from. On a CPU there is no driver, and not all need vLLM.
 MACHINE = ("gpu", "driver", "torch", "vllm", "commit", "command")
+# When a point was measured that does not say it.
+NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_TEXT = ("gpu", "driver", "vllm")
 _TEXT = ("arm", "runner", "method", "workload", "run_id", "vllm")
 # No number of a result is as large.
@@ -91,7 +94,7 @@ class Point:
         prefill_s: how long that took.
         host_ms: what a fixed piece of Python took the host just before.
         graph_mib: memory that the engine's CUDA graphs hold.
-        when: when it was measured; orders runs.
+        when: when it was measured, ``NO_TIME`` where that is not known; orders runs.
     """
 
     arm: str
@@ -125,7 +128,7 @@ class Point:
     prefill_s: float | None
     host_ms: float | None
     graph_mib: float | None
-    when: str
+    when: datetime
 
     @property
     def label(self) -> str:
@@ -324,8 +327,18 @@ def _point(line: dict[str, Any]) -> Point:
         prefill_s=_number_if_any(line, "prefill_s", 1e-6),
         host_ms=_number_if_any(line, "host_loop_ms", 1e-6),
         graph_mib=_number_if_any(line, "graph_mib", 0.0),
-        when=line.get("time") or "",
+        when=_moment(line),
     )
+
+
+def _moment(line: dict[str, Any]) -> datetime:
+    text = line.get("time")
+    if text is None:
+        return NO_TIME
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise ValueError(f"time is {text!r}, not as 2026-01-31T23:59:59Z") from None
 
 
 def _turns(line: dict[str, Any]) -> tuple[float, ...]:

@@ -179,6 +179,32 @@ def test_of_arms_that_took_turns_the_ratios_spread_counts(tmp_path: Path) -> Non
     assert str(grid.ratio(arm("suffix"), 64, "low")) == "1.25 (±34%)"
 
 
+def test_a_run_in_turns_comes_before_a_newer_one_without(tmp_path: Path) -> None:
+    # Of the newer run the arms were up in two waves, the second on a slower host.
+    old = {"run_id": "old", "turns": 2, "tpot_runs_ms": [10.0, 10.0]}
+    own = {"tpot_ms": 8.0, "tpot_runs_ms": [8.0, 8.0]}
+    slow = {"turns": 2, "tpot_ms": 16.0, "tpot_runs_ms": [16.0, 16.0]}
+    newer = {"run_id": "new", "turns": 2, "tpot_runs_ms": [10.0, 10.0]}
+    first, second = "2026-11-30T02:00:00Z", "2026-11-30T02:02:01Z"
+    lines = [
+        line("v2-none", **old),
+        line("ngram", **{**old, **own}, time="2026-11-30T01:02:00Z"),
+        line("v2-none", **newer, time=first),
+        line("ngram", **{**newer, **slow}, time=second),
+    ]
+    ratio = grid_of(tmp_path, *lines).ratio(arm("ngram"), 64, "low")
+    assert ratio is not None and (str(ratio), ratio.point.run_id) == ("1.25", "old")
+    # Alone, an arm is what it was last.
+    alone = grid_of(tmp_path, *lines).together([arm("ngram")], 64, "low")
+    assert alone is not None and alone[0].run_id == "new"
+    # In turns in the newer run too, or in neither: the newer one counts.
+    lines[3]["time"] = first
+    assert str(grid_of(tmp_path, *lines).ratio(arm("ngram"), 64, "low")) == "0.62"
+    lines[3]["time"] = second
+    lines[1]["turns"] = 1
+    assert str(grid_of(tmp_path, *lines).ratio(arm("ngram"), 64, "low")) == "0.62"
+
+
 def test_the_better_of_ours_is_held_against_the_in_tree_drafter(
     tmp_path: Path,
 ) -> None:
@@ -440,6 +466,7 @@ def test_missing_arms_and_points_are_named(tmp_path: Path) -> None:
         ({"vllm": None}, "vllm is None, not a text"),
         ({"trimmed": "yes"}, "trimmed is 'yes', not true or false"),
         ({"time": 5}, "time is 5, not a text"),
+        ({"time": "yesterday"}, "time is 'yesterday', not as 2026-01-31T23:59:59Z"),
     ],
 )
 def test_what_cannot_be_is_refused(
