@@ -88,12 +88,17 @@ def _arms(text: str) -> list[Arm]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _with_data(points: list[Point]) -> list[Point]:
-    """Return the points whose texts are here; name the workloads of the others."""
+def _with_data(points: list[Point], length: int) -> list[Point]:
+    """Return the points whose texts are here; name the workloads of the others.
+
+    Args:
+        points: all that are wanted.
+        length: output tokens of each request; 0: each workload's own.
+    """
     absent = set()
     for name in dict.fromkeys(point.workload for point in points):
         try:
-            make_plan(name, 1, LLAMA_8B.vocab_size)
+            make_plan(name, 1, LLAMA_8B.vocab_size, length)
         except DataMissing as error:
             print(f"left out {name}: {error}", flush=True)
             absent.add(name)
@@ -125,7 +130,7 @@ def run(
     leave_without_gpu(tiny)
     shape = TINY if tiny else LLAMA_8B
     most = shape.engine["max_num_seqs"]
-    wanted = _with_data(_points(points, workloads, c, most))
+    wanted = _with_data(_points(points, workloads, c, most), length)
     chosen = present(_arms(arms), on_cpu=tiny)
     work = work or WORK
     settings = Settings(

@@ -1,6 +1,7 @@
 """What every benchmark shares: the machine line, GPU timing, and the JSON record."""
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -195,8 +196,13 @@ class Floor:
 
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write one benchmark's record as JSON and return the path."""
+    """Write one benchmark's record as JSON, whole or not at all; return the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    unfinished = folder / f".{name}.{os.getpid()}"
+    try:
+        unfinished.write_text(json.dumps(record, indent=1) + "\n")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return path

@@ -1,5 +1,6 @@
 """Calls that the benchmark makes into the engine's worker, by ``collective_rpc``."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -85,6 +86,8 @@ class GridWorker:
     def grid_measure_costs(self) -> str | None:
         """Measure what steps cost once more, now that no other engine is starting.
 
+        They are printed, so that they are in the engine's log.
+
         Returns:
             The costs in words; None for an engine that measures none.
         """
@@ -98,6 +101,15 @@ class GridWorker:
                 runner._dummy_run(**batch)
         costs, graph_sizes = manager.profile.costs(timings)
         manager.policy.use_costs(costs, graph_sizes)
+        # For whoever wants to know more than the words say.
+        curves = {
+            name: [
+                getattr(costs, name).tokens.tolist(),
+                getattr(costs, name).ms.tolist(),
+            ]
+            for name in ("plain", "bare", "drafting")
+        }
+        print(f"costs by tokens, ms: {json.dumps(curves)}", flush=True)
         return costs.describe()
 
     def grid_describe(self) -> dict[str, Any]:

@@ -144,6 +144,8 @@ def mid(length: int) -> list[Item]:
     items = []
     for line in load("code_edit"):
         excerpt = line["output_token_ids"][:length]
+        if len(excerpt) < length:
+            continue
         replaced = rng.random(length) < 1 / MID_REPLACED
         random = rng.integers(3, TEXT_VOCAB_SIZE, size=length)
         copy = [
@@ -218,20 +220,19 @@ def make_plan(name: str, concurrency: int, vocab_size: int, length: int = 0) -> 
         concurrency: requests of a round.
         vocab_size: the model's.
         length: output tokens of each request; 0 is the workload's own.
+
+    Raises:
+        DataMissing: the texts are not there, or none is so long.
     """
     if name == SHIFT:
         return _shift_plan(concurrency, vocab_size, length)
-    make, own_length = WORKLOADS[name]
-    items = _shuffled(make(length or own_length))
+    lessons, items = _texts(name, length)
     rounds = num_rounds(concurrency)
     warm: list[list[Item]] = []
-    if make is agentic:
-        # Some of the texts teach the memory, the others are measured; a copy of the
-        # measured ones needs a copy of the lessons.
-        lessons, items = items[:AGENTIC_WARM], items[AGENTIC_WARM:]
-        if name == "agentic":
-            copies = -(-rounds * concurrency // len(items))
-            warm = [renamed(lessons, copy, vocab_size) for copy in range(copies)]
+    if name == "agentic":
+        # A copy of the measured ones needs a copy of the lessons.
+        copies = -(-rounds * concurrency // len(items))
+        warm = [renamed(lessons, copy, vocab_size) for copy in range(copies)]
     taken = _take(items, rounds * concurrency, vocab_size)
     return Plan(warm, [_split(taken, concurrency)])
 
@@ -270,8 +271,8 @@ def mixed_rounds(
     share = -(-rounds * requests // len(names))
     taken = []
     for name in names:
-        make, own_length = WORKLOADS[name]
-        taken.append(_take(_shuffled(make(length or own_length)), share, vocab_size))
+        lessons, items = _texts(name, length)
+        taken.append(_take(lessons + items, share, vocab_size))
     mixed = [item for items in zip(*taken, strict=True) for item in items]
     return _split(mixed[: rounds * requests], requests)
 
@@ -281,12 +282,22 @@ def _shift_plan(concurrency: int, vocab_size: int, length: int) -> Plan:
     # Where in its file each workload goes on: no text comes twice.
     used: dict[str, int] = defaultdict(int)
     for name, rounds in SHIFT_STAGES:
-        make, own_length = WORKLOADS[name]
-        items = _shuffled(make(length or own_length))
+        _, items = _texts(name, length)
         start, end = used[name], used[name] + rounds * concurrency
         used[name] = end
         stages.append(_split(_take(items, end, vocab_size)[start:], concurrency))
     return Plan([], stages)
+
+
+def _texts(name: str, length: int) -> tuple[list[Item], list[Item]]:
+    """Return a workload's texts: those that teach a memory, if any, and the others."""
+    make, own_length = WORKLOADS[name]
+    items = _shuffled(make(length or own_length))
+    lessons = items[:AGENTIC_WARM] if make is agentic else []
+    items = items[len(lessons) :]
+    if not items:
+        raise DataMissing(f"too few texts have {length or own_length} output tokens")
+    return lessons, items
 
 
 def _shuffled(items: list[Item]) -> list[Item]:

@@ -251,11 +251,27 @@ def test_workloads_without_their_texts_are_left_out_and_named(
     (texts / "data" / "smollm2_spec_bench.jsonl.gz").unlink()
     plan = grid("plan")
     points = [plan.Point(name, 1) for name in ("low", "low-smollm2", "agentic")]
-    assert _with_data(points) == points[:1]
+    assert _with_data(points, 0) == points[:1]
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("left out low-smollm2: no ")
     assert second.startswith("left out agentic: ")
     assert "agentic.jsonl.gz is cut short" in second
+
+
+def test_workloads_whose_texts_are_too_short_are_left_out_and_named(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from engine_grid import _with_data
+
+    workloads, plan = grid("workloads"), grid("plan")
+    points = [plan.Point(name, 4) for name in workloads.NAMES]
+    assert _with_data(points, 0) == points
+    assert _with_data(points, 100_000) == []
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        f"left out {name}: too few texts have 100000 output tokens"
+        for name in workloads.NAMES
+    ]
 
 
 # --- arms, points, record --------------------------------------------------------
