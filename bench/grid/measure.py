@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from grid.steps_seen import PARTS
+
 # Steps of each stage of `shift` that are left out: drafters are still learning.
 LEARNING_STEPS = 200
 # What a point is recorded with of what was in force in its engine.
@@ -160,7 +162,8 @@ def _counter_figures(counters: Sequence[dict[str, int]]) -> dict[str, Any]:
     figures: dict[str, Any] = dict.fromkeys(
         (
             "coverage", "drafted", "accepted", "fillers", "proposed",
-            "asleep", "awake_without", "mean_budget",
+            "asleep", "awake_without", "mean_budget", "expected_accepted",
+            "clock_drafts", "clock_host", "reckoned_ms", "took_ms",
         )
     )  # fmt: skip
     with_drafts = total.get("steps_with", 0)
@@ -172,6 +175,12 @@ def _counter_figures(counters: Sequence[dict[str, int]]) -> dict[str, Any]:
         figures["awake_without"] = without / steps
     if with_drafts:
         figures["mean_budget"] = total["budget"] / with_drafts
+        figures["expected_accepted"] = total["expected"] / with_drafts / PARTS
+        for name in ("clock_drafts", "clock_host"):
+            figures[name] = total[name] / with_drafts / PARTS
+    if timed := total.get("steps_timed", 0):
+        figures["reckoned_ms"] = total["reckoned_us"] / timed / 1000
+        figures["took_ms"] = total["took_us"] / timed / 1000
     if "verified" in total:
         figures["drafted"] = total["verified"]
         figures["coverage"] = (

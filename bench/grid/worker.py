@@ -8,6 +8,7 @@ import torch
 import vllm.envs as envs
 
 from grid.force import Process, Trajectories
+from grid.steps_seen import StepsSeen
 
 if not envs.VLLM_USE_V2_MODEL_RUNNER:
     # Loaded in the engine's process before its runner is built.
@@ -21,7 +22,7 @@ class GridWorker:
 
     device: Any
     model_runner: Any
-    _grid_steps: dict[str, int] | None = None
+    _grid_steps: StepsSeen | None = None
     _grid_counted: Any = None
 
     def grid_load(self, outputs: list[list[int]], prompt_lens: list[int]) -> None:
@@ -44,30 +45,14 @@ class GridWorker:
         """Return what kinds of steps this project's trimmer has seen; none without it.
 
         Returns:
-            Steps that verified some drafts, steps that verified none of those that were
-            scheduled, steps asleep, and the draft places verified.
+            What :class:`grid.steps_seen.StepsSeen` counts.
         """
         manager = getattr(self.model_runner, "adaptive_verification", None)
         if not hasattr(manager, "policy"):
             return {}
-        choose, policy = manager.choose, manager.policy
         if self._grid_steps is None:
-            steps = dict.fromkeys(
-                ("steps_with", "steps_without", "steps_asleep", "budget"), 0
-            )
-            self._grid_steps = steps
-
-            def counting_choose(scheduler_output: Any) -> Any:
-                budget = choose(scheduler_output)
-                if scheduler_output.scheduled_spec_decode_tokens:
-                    steps["steps_with" if budget else "steps_without"] += 1
-                    steps["budget"] += budget
-                elif policy.asleep:
-                    steps["steps_asleep"] += 1
-                return budget
-
-            manager.choose = counting_choose
-        return dict(self._grid_steps)
+            self._grid_steps = StepsSeen(manager)
+        return dict(self._grid_steps.counts)
 
     def grid_verified(self) -> dict[str, int]:
         """Return what V1's steps have verified so far."""

@@ -29,6 +29,7 @@ _MAY_BE_NULL = {
     *("gpu", "driver", "cuda", "triton", "vllm", "counters", "start_up_line"),
     *("recorded", "gpu_us", "in_tree_us", "difference", "max_query_len", "cprofile"),
     *("asleep", "awake_without", "awake_with", "mean_budget", "graph_mib"),
+    *("expected_accepted", "clock_drafts", "clock_host", "reckoned_ms", "took_ms"),
     *("busy_ms", "mean_ms", "median_ms", "tpot_p99_ms", "stage_tpot_ms"),
     *("first_different_token", "coverage", "fillers", "proposed"),
 }

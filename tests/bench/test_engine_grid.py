@@ -123,11 +123,72 @@ def test_kinds_of_steps_are_shares_of_those_that_the_trimmer_saw() -> None:
     assert measure.point_figures(runs)["asleep"] is None
     for run in runs:
         run.counters.update(
-            steps_with=2, steps_without=1, steps_asleep=5, budget=14
+            steps_with=2, steps_without=1, steps_asleep=5, budget=14, expected=9000,
+            clock_drafts=2200, clock_host=1500, steps_timed=0, reckoned_us=0, took_us=0,
         )  # fmt: skip
     figures = measure.point_figures(runs)
     assert (figures["asleep"], figures["awake_without"]) == (5 / 8, 1 / 8)
-    assert figures["mean_budget"] == 7.0
+    assert (figures["mean_budget"], figures["expected_accepted"]) == (7.0, 4.5)
+    assert (figures["clock_drafts"], figures["clock_host"]) == (1.1, 0.75)
+    assert figures["reckoned_ms"] is figures["took_ms"] is None
+    runs[0].counters.update(steps_timed=2, reckoned_us=9000, took_us=11000)
+    runs[1].counters.update(steps_timed=2, reckoned_us=8000, took_us=12000)
+    figures = measure.point_figures(runs)
+    assert (figures["reckoned_ms"], figures["took_ms"]) == (4.25, 5.75)
+
+
+class Trimmer:
+    """Chooses what it is told."""
+
+    def __init__(self) -> None:
+        self.policy = SimpleNamespace(
+            asleep=False,
+            expected_accepted=1.5,
+            cost_ratios=SimpleNamespace(drafts=1.25, host=0.5),
+        )
+        self.num_requests, self.expected_ms = 2, 3.0
+        self.budget = 0
+
+    def choose(self, scheduler_output: Any) -> int:
+        return self.budget
+
+
+def test_steps_are_told_apart_and_timed_where_their_kind_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps_seen = grid("steps_seen")
+    clock = [0.0]
+    monkeypatch.setattr(steps_seen.time, "perf_counter", lambda: clock[0])
+    trimmer = Trimmer()
+    seen = steps_seen.StepsSeen(trimmer)
+
+    def run(budget: int, places: bool = True, ms: float = 4.0) -> None:
+        trimmer.budget = budget
+        drafts = {"a": [-1]} if places else {}
+        step = SimpleNamespace(scheduled_spec_decode_tokens=drafts)
+        assert trimmer.choose(step) == budget
+        clock[0] += ms / 1000
+
+    for _ in range(4):
+        run(5)
+    run(0)  # the fourth took 4 ms; this one's time is not that of one with drafts
+    trimmer.policy.asleep = True
+    run(0, places=False)
+    trimmer.policy.asleep = False
+    for ms in (9.0, 9.0, 9.0, 5.0, 7.0):
+        run(6, ms=ms)  # the fourth took 5 ms
+    trimmer.num_requests = 3
+    run(6)  # the fifth 7 ms; with other requests it begins anew
+    trimmer.expected_ms = 0.0
+    run(6)  # beside a prompt
+    run(0)
+    want = {
+        "steps_with": 11, "steps_without": 2, "steps_asleep": 1,
+        "budget": 4 * 5 + 7 * 6, "expected": 11 * 1500, "clock_drafts": 11 * 1250,
+        "clock_host": 11 * 500, "steps_timed": 3, "reckoned_us": 9000,
+        "took_us": 16000,
+    }  # fmt: skip
+    assert seen.counts == want
 
 
 # --- texts -----------------------------------------------------------------------
@@ -858,6 +919,7 @@ def test_a_tiny_run_on_the_cpu(texts: Path, tmp_path: Path) -> None:
             assert 0 < line["accepted"] <= line["drafted"]
             assert line["asleep"] + line["awake_without"] < 1.0
             assert 0 < line["mean_budget"] <= 3 * c
+            assert 0 < line["expected_accepted"] <= line["mean_budget"]
         else:
             assert line["tokens_per_step"] == 1.0
             assert line["drafted"] is None
