@@ -16,8 +16,9 @@ import numpy as np
 
 from .cost import Points, StepCost, graph_sizes
 
-# Rows between which a row's cost is taken to be the same.
-EDGES = (1, 64, 128, 256, 512, 1024, 2048)
+# Rows between which a row's cost is taken to be the same. Products of just above 384
+# rows take clearly longer than those of 384.
+EDGES = (1, 64, 128, 256, 384, 512, 1024, 2048)
 # In-tree steps of more rows are launched kernel by kernel, not from one graph.
 MOST_IN_TREE_ROWS = 512
 # Ours capture graphs up to here.

@@ -122,7 +122,7 @@ def test_a_fit_finds_the_costs_that_points_were_made_of(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fitted = sys.modules["policies.fitted"]
-    slopes = (0.003, 0.008, 0.015, 0.02, 0.025, 0.022)
+    slopes = (0.003, 0.008, 0.015, 0.02, 0.03, 0.025, 0.022)
     ms = np.concatenate([[0.0], np.cumsum(np.diff(fitted.EDGES) * slopes)])
     true = sim.StepCost(
         base_by_requests=((1, 4.7), (256, 12.0)),
