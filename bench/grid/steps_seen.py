@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 # Steps are launched ahead of the device: the time between two launches is that of a
-# step with drafts where so many in a row had some.
+# step with drafts where so many before, and the next one, had some.
 _IN_A_ROW = 4
 # Sums of fractions are kept in so many parts.
 PARTS = 1000
@@ -20,8 +20,8 @@ class StepsSeen:
             ``expected``, the tokens that were expected to be accepted, and
             ``clock_drafts`` and ``clock_host``, the factors that the scheduler's clock
             had for their costs.
-            Of ``steps_timed``, with as many requests as the three before and drafts as
-            they: ``reckoned_us``, what they should have taken, and ``took_us``.
+            Of ``steps_timed``, amid others of as many requests that had drafts as well:
+            ``reckoned_us``, what they should have taken, and ``took_us``.
 
     Args:
         manager: the trimmer, as the runner calls it.
@@ -40,14 +40,21 @@ class StepsSeen:
         self._since = 0.0
         manager.choose = self._counting_choose
 
+    def begin_round(self) -> None:
+        """Take what follows for other requests: they come whenever they come."""
+        self._row = 0
+
     def _counting_choose(self, scheduler_output: Any) -> int:
         now = time.perf_counter()
         budget: int = self._choose(scheduler_output)
         counts, policy = self.counts, self._manager.policy
-        if self._row >= _IN_A_ROW:
+        before = self._row, self._reckoned_us, now - self._since
+        self._note(budget, now)
+        row, reckoned_us, seconds = before
+        if self._row > row >= _IN_A_ROW:
             counts["steps_timed"] += 1
-            counts["reckoned_us"] += self._reckoned_us
-            counts["took_us"] += round((now - self._since) * 1e6)
+            counts["reckoned_us"] += reckoned_us
+            counts["took_us"] += round(seconds * 1e6)
         if budget:
             counts["steps_with"] += 1
             counts["budget"] += budget
@@ -58,7 +65,6 @@ class StepsSeen:
             counts["steps_without"] += 1
         elif policy.asleep:
             counts["steps_asleep"] += 1
-        self._note(budget, now)
         return budget
 
     def _note(self, budget: int, now: float) -> None:

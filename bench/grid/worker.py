@@ -28,6 +28,8 @@ class GridWorker:
     def grid_load(self, outputs: list[list[int]], prompt_lens: list[int]) -> None:
         """Take the texts of the next run."""
         Process.trajectories = Trajectories(outputs, prompt_lens, self.device)
+        if self._grid_steps is not None:
+            self._grid_steps.begin_round()
 
     def grid_forget(self) -> bool:
         """Forget finished replies in vLLM's own suffix decoding; tell if it runs."""

@@ -1,4 +1,4 @@
-"""Compares the points of the grid: ratios are taken within one run only."""
+"""Compares the points of the grid: a ratio is of two points of one run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -127,6 +127,18 @@ class Grid:
         point, base_point = found
         value = base_point.tpot_ms / point.tpot_ms
         return Ratio(value, _spread(base_point, point, value), point)
+
+    def against(self, arm: Arm, other: Arm, c: int, workload: str) -> float | None:
+        """Return the arm against another that drafts, above 1 if the arm is faster.
+
+        By the newest run in which both took turns; where none did, by the ratio of
+        each to no speculation, which may be of two runs.
+        """
+        both = self.together((arm, other), c, workload)
+        if both is not None and took_turns(both):
+            return both[1].tpot_ms / both[0].tpot_ms
+        mine, theirs = self.ratio(arm, c, workload), self.ratio(other, c, workload)
+        return mine.value / theirs.value if mine and theirs else None
 
     def share(self, arm: Arm, c: int, workload: str) -> float | None:
         """Return which share of the oracle's gain (at the same k) the arm reaches."""

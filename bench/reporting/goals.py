@@ -97,11 +97,14 @@ def promises(grid: Grid) -> str:
 
 
 def _against(grid: Grid, arms: list[Arm], others: Callable[[Arm], list[Arm]]) -> Found:
-    return [
-        (value / other.value, arm, c, workload)
-        for value, arm, c, workload in found_ratios(grid, arms)
-        if (other := grid.better(others(arm), c, workload))
-    ]
+    """Return the arms against the best of others, where any of these is there."""
+    found = []
+    for _, arm, c, workload in found_ratios(grid, arms):
+        values = [grid.against(arm, other, c, workload) for other in others(arm)]
+        there = [value for value in values if value is not None]
+        if there:
+            found.append((min(there), arm, c, workload))
+    return found
 
 
 def _better_against(grid: Grid, arms: list[Arm]) -> Found:

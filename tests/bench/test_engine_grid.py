@@ -169,24 +169,32 @@ def test_steps_are_told_apart_and_timed_where_their_kind_goes_on(
         assert trimmer.choose(step) == budget
         clock[0] += ms / 1000
 
-    for _ in range(4):
-        run(5)
-    run(0)  # the fourth took 4 ms; this one's time is not that of one with drafts
+    for _ in range(5):
+        run(5)  # the fourth took 4 ms, with as many steps before and one behind
+    run(0)  # so nobody knows what the fifth took
     trimmer.policy.asleep = True
     run(0, places=False)
     trimmer.policy.asleep = False
     for ms in (9.0, 9.0, 9.0, 5.0, 7.0):
         run(6, ms=ms)  # the fourth took 5 ms
     trimmer.num_requests = 3
-    run(6)  # the fifth 7 ms; with other requests it begins anew
+    run(6)  # with other requests it begins anew
     trimmer.expected_ms = 0.0
     run(6)  # beside a prompt
     run(0)
+    trimmer.expected_ms = 3.0
+    for _ in range(4):
+        run(7)
+    # The next round's requests come later, and need no step of their prompts.
+    clock[0] += 60.0
+    seen.begin_round()
+    for _ in range(5):
+        run(7, ms=6.0)
     want = {
-        "steps_with": 11, "steps_without": 2, "steps_asleep": 1,
-        "budget": 4 * 5 + 7 * 6, "expected": 11 * 1500, "clock_drafts": 11 * 1250,
-        "clock_host": 11 * 500, "steps_timed": 3, "reckoned_us": 9000,
-        "took_us": 16000,
+        "steps_with": 21, "steps_without": 2, "steps_asleep": 1,
+        "budget": 5 * 5 + 7 * 6 + 9 * 7, "expected": 21 * 1500,
+        "clock_drafts": 21 * 1250, "clock_host": 21 * 500,
+        "steps_timed": 3, "reckoned_us": 9000, "took_us": 4000 + 5000 + 6000,
     }  # fmt: skip
     assert seen.counts == want
 

@@ -205,6 +205,29 @@ def test_a_run_in_turns_comes_before_a_newer_one_without(tmp_path: Path) -> None
     assert str(grid_of(tmp_path, *lines).ratio(arm("ngram"), 64, "low")) == "0.62"
 
 
+def test_arms_that_took_turns_are_compared_by_these(tmp_path: Path) -> None:
+    # In turns ours takes 8 for 10 ms. The newer run of ours was on a slower host.
+    old = {"run_id": "old", "turns": 2}
+    new = {"run_id": "new", "turns": 2, "time": "2026-11-30T05:00:00Z"}
+    lines = [
+        line("v2-none", **old, tpot_runs_ms=[10.0, 10.0]),
+        line("v2-intree-ngram", k=5, **old, tpot_runs_ms=[10.0, 10.0]),
+        line("ngram", tpot_ms=8.0, **old, tpot_runs_ms=[8.0, 8.0]),
+        line("v2-none", **new, tpot_runs_ms=[10.0, 10.0]),
+        line("ngram", tpot_ms=16.0, **new, tpot_runs_ms=[16.0, 16.0]),
+    ]
+    pair = (arm("ngram"), arm("v2-intree-ngram", 5), 64, "low")
+    grid = grid_of(tmp_path, *lines)
+    assert str(grid.ratio(arm("ngram"), 64, "low")) == "0.62"
+    assert grid.against(*pair) == 1.25
+    text = part("goals").promises(grid)
+    assert "against the same: at least 1 | 1 | 0 | 1.250 (ngram:16, low" in text
+    # Never in turns: each by its own base.
+    del lines[2]
+    assert grid_of(tmp_path, *lines).against(*pair) == 0.625
+    assert grid_of(tmp_path, *lines[:2]).against(*pair) is None
+
+
 def test_the_better_of_ours_is_held_against_the_in_tree_drafter(
     tmp_path: Path,
 ) -> None:
