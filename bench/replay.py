@@ -27,7 +27,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from grid.workloads import DataMissing
 from harness import RESULTS, machine, save
 from replay_drafters import DRAFTERS, MAX_N, MIN_N, Drafter, Setup
-from replay_suffix import FILES, SHARED, Request, is_loop, readable
+from replay_suffix import FILES, SHARED, Request, make_request, readable, without_loops
 from suffix_rivals import RivalUnavailable
 
 
@@ -100,7 +99,7 @@ def load(name: str, limit: int) -> list[Request]:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             for line in lines:
-                requests.append(_request(json.loads(line)))
+                requests.append(make_request(json.loads(line)))
     except (EOFError, OSError, zlib.error) as error:
         raise DataMissing(f"{path} is cut short or damaged: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -109,17 +108,6 @@ def load(name: str, limit: int) -> list[Request]:
             f"{path}:{number} is no recorded request ({error!r})"
         ) from error
     return requests[:limit] if limit else requests
-
-
-def _request(record: dict[str, Any]) -> Request:
-    prompt, output = record["prompt_token_ids"], record["output_token_ids"]
-    row = np.array([*prompt, *output], np.int64)
-    return Request(row, len(prompt), len(prompt) + 1, record["category"])
-
-
-def ends_in_loop(request: Request) -> bool:
-    """Tell whether a reply ends in an exact loop."""
-    return is_loop(request.row[request.prompt :].tolist())
 
 
 def replay(
@@ -178,7 +166,7 @@ def run(
         RivalUnavailable: it cannot run here.
     """
     for file, requests in texts.items():
-        few = [request for request in requests if not ends_in_loop(request)]
+        few = without_loops(requests)
         for loops in (True, False) if len(few) < len(requests) else (True,):
             chosen = requests if loops else few
             setup = Setup(

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from grid.workloads import DataMissing
+from grid.workloads import DataMissing, ends_in_loop
 from grid.workloads import load as read
 from harness import RESULTS, machine, save
 
@@ -101,21 +101,16 @@ class Request:
         return self.total >= len(self.row)
 
 
-def load(name: str, loops: bool = True) -> list[Request]:
-    """Read a file; without `loops`, drop replies that end in an exact loop.
+def make_request(record: dict[str, Any]) -> Request:
+    """Return a recorded line as a request."""
+    prompt, output = record["prompt_token_ids"], record["output_token_ids"]
+    row = np.array([*prompt, *output], np.int64)
+    return Request(row, len(prompt), len(prompt) + 1, record["category"])
 
-    Raises:
-        DataMissing: it is not there, or not whole.
-    """
-    result = []
-    for rec in read(name):
-        out = rec["output_token_ids"]
-        if not loops and is_loop(out):
-            continue
-        prompt = rec["prompt_token_ids"]
-        row = np.array(prompt + out, np.int64)
-        result.append(Request(row, len(prompt), len(prompt) + 1, rec["category"]))
-    return result
+
+def without_loops(requests: Sequence[Request]) -> list[Request]:
+    """Return the requests whose replies do not end in an exact loop."""
+    return [r for r in requests if not ends_in_loop(r.row[r.prompt :].tolist())]
 
 
 def readable(
@@ -150,14 +145,6 @@ def golden_figures() -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SystemExit(f"{path} cannot be read: {error}") from None
     return figures
-
-
-def is_loop(tokens: list[int]) -> bool:
-    """Tell whether the last 96 tokens repeat with a period of at most 48."""
-    end = tokens[-96:]
-    return len(end) == 96 and any(
-        all(end[i] == end[i - p] for i in range(p, 96)) for p in range(1, 49)
-    )
 
 
 class LearnedDrafter:
@@ -270,6 +257,7 @@ def make_drafter(args: argparse.Namespace, changed: dict[str, Any]) -> Any:
 
 def run(
     args: argparse.Namespace,
+    texts: dict[str, list[Request]],
     changed: dict[str, Any],
     recorded: dict[str, Any],
     shorter: bool = True,
@@ -278,8 +266,8 @@ def run(
 
     `recorded` are the reference's figures by file and category.
     """
-    for name in args.files:
-        requests, few = load(name), load(name, loops=False)
+    for name, requests in texts.items():
+        few = without_loops(requests)
         for loops in (True, False) if shorter and len(few) < len(requests) else (True,):
             drafter = make_drafter(args, changed)
             result = replay(requests if loops else few, drafter, args.in_flight)
@@ -335,11 +323,12 @@ def main() -> None:
     if args.reference and (args.variants or args.set):
         parser.error("--variants and --set change the learned scoring")
     golden = golden_figures()
-    texts, absent = readable(args.files, read)
-    args.files = list(texts)
+    texts, absent = readable(
+        args.files, lambda name: [make_request(line) for line in read(name)]
+    )
     scope = "local" if args.local else "local+global"
     against = METHOD.format(scope=scope, factor=args.factor, k=args.k)
-    recorded = {name: golden["results"].get(name, {}) for name in args.files}
+    recorded = {name: golden["results"].get(name, {}) for name in texts}
     recorded = {name: found.get(against, {}) for name, found in recorded.items()}
     scoring = "reference" if args.reference else "learned"
     print(
@@ -369,7 +358,7 @@ def main() -> None:
         record["variants"] = []
         for variant, changed in VARIANTS.items():
             print(variant)
-            found = run(args, changed, recorded, shorter=False)
+            found = run(args, texts, changed, recorded, shorter=False)
             totals = [total for total in found if total["category"] == "ALL"]
             record["variants"].append(
                 {"variant": variant, "changed": changed, "results": totals}
@@ -377,7 +366,7 @@ def main() -> None:
     else:
         pairs = (item.split("=", 1) for item in args.set)
         changed = {key: ast.literal_eval(value) for key, value in pairs}
-        record["results"] = list(run(args, changed, recorded))
+        record["results"] = list(run(args, texts, changed, recorded))
     if not args.set:
         print("saved", save(name, record, args.out))
 

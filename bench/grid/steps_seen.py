@@ -48,13 +48,12 @@ class StepsSeen:
         now = time.perf_counter()
         budget: int = self._choose(scheduler_output)
         counts, policy = self.counts, self._manager.policy
-        before = self._row, self._reckoned_us, now - self._since
+        row, reckoned_us, since = self._row, self._reckoned_us, self._since
         self._note(budget, now)
-        row, reckoned_us, seconds = before
         if self._row > row >= _IN_A_ROW:
             counts["steps_timed"] += 1
             counts["reckoned_us"] += reckoned_us
-            counts["took_us"] += round(seconds * 1e6)
+            counts["took_us"] += round((now - since) * 1e6)
         if budget:
             counts["steps_with"] += 1
             counts["budget"] += budget

@@ -89,14 +89,8 @@ class GridWorker:
         costs, graph_sizes = manager.profile.costs(timings)
         manager.policy.use_costs(costs, graph_sizes)
         # For whoever wants to know more than the words say.
-        curves = {
-            name: [
-                getattr(costs, name).tokens.tolist(),
-                getattr(costs, name).ms.tolist(),
-            ]
-            for name in ("plain", "bare", "drafting")
-        }
-        print(f"costs by tokens, ms: {json.dumps(curves)}", flush=True)
+        curves = json.dumps(asdict(costs), default=list)
+        print(f"costs by tokens, ms: {curves}", flush=True)
         return costs.describe()
 
     def grid_describe(self) -> dict[str, Any]:

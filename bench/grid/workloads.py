@@ -226,7 +226,10 @@ def make_plan(name: str, concurrency: int, vocab_size: int, length: int = 0) -> 
     """
     if name == SHIFT:
         return _shift_plan(concurrency, vocab_size, length)
-    lessons, items = _texts(name, length)
+    # Some of the agentic texts teach the memory, the others are measured.
+    num_lessons = AGENTIC_WARM if WORKLOADS[name][0] is agentic else 0
+    items = _texts(name, length, num_lessons)
+    lessons, items = items[:num_lessons], items[num_lessons:]
     rounds = num_rounds(concurrency)
     warm: list[list[Item]] = []
     if name == "agentic":
@@ -271,8 +274,7 @@ def mixed_rounds(
     share = -(-rounds * requests // len(names))
     taken = []
     for name in names:
-        lessons, items = _texts(name, length)
-        taken.append(_take(lessons + items, share, vocab_size))
+        taken.append(_take(_texts(name, length), share, vocab_size))
     mixed = [item for items in zip(*taken, strict=True) for item in items]
     return _split(mixed[: rounds * requests], requests)
 
@@ -282,22 +284,20 @@ def _shift_plan(concurrency: int, vocab_size: int, length: int) -> Plan:
     # Where in its file each workload goes on: no text comes twice.
     used: dict[str, int] = defaultdict(int)
     for name, rounds in SHIFT_STAGES:
-        _, items = _texts(name, length)
+        items = _texts(name, length)
         start, end = used[name], used[name] + rounds * concurrency
         used[name] = end
         stages.append(_split(_take(items, end, vocab_size)[start:], concurrency))
     return Plan([], stages)
 
 
-def _texts(name: str, length: int) -> tuple[list[Item], list[Item]]:
-    """Return a workload's texts: those that teach a memory, if any, and the others."""
+def _texts(name: str, length: int, more_than: int = 0) -> list[Item]:
+    """Return a workload's texts, shuffled; more than so many."""
     make, own_length = WORKLOADS[name]
     items = _shuffled(make(length or own_length))
-    lessons = items[:AGENTIC_WARM] if make is agentic else []
-    items = items[len(lessons) :]
-    if not items:
+    if len(items) <= more_than:
         raise DataMissing(f"too few texts have {length or own_length} output tokens")
-    return lessons, items
+    return items
 
 
 def _shuffled(items: list[Item]) -> list[Item]:

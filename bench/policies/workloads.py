@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from grid.shapes import LLAMA_8B
-from grid.workloads import DataMissing, make_plan
+from grid.workloads import DataMissing, ends_in_loop, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -57,12 +57,6 @@ def read(name: str) -> list[Trajectory]:
     ]
 
 
-def is_loop(tokens: list[int]) -> bool:
-    """Tell whether the last 96 tokens repeat with a period of at most 48."""
-    end = tokens[-96:]
-    return len(end) == 96 and any(end[p:] == end[:-p] for p in range(1, 49))
-
-
 def excerpt(prompt: list[int], output: list[int]) -> list[int]:
     """Return the longest run of prompt tokens from which the output is copied."""
     # The fence that opens the output's code also opens the prompt's.
@@ -102,7 +96,7 @@ def load(name: str) -> list[Trajectory]:
     if name in FILES:
         return read(FILES[name])
     if name == "low-smollm2-no-loops":
-        return [t for t in read(FILES["low-smollm2"]) if not is_loop(t.output)]
+        return [t for t in read(FILES["low-smollm2"]) if not ends_in_loop(t.output)]
     if name == "mid":
         return mid()
     if name == "shift":

@@ -149,12 +149,11 @@ class TrimManager:
         """
         if not self._new_slots:
             return
-        slots = torch.tensor(self._new_slots, dtype=torch.int64)
-        self._new_slots.clear()
         device = self._req_states.device
-        if device.type == "cuda":
-            slots = slots.pin_memory()
-        slots = slots.to(device, non_blocking=True)
+        slots = torch.tensor(
+            self._new_slots, dtype=torch.int64, pin_memory=device.type == "cuda"
+        ).to(device, non_blocking=True)
+        self._new_slots.clear()
         self._num_valid_drafts.index_fill_(0, slots, 0)
         self._draft_values.forget(slots)
 
