@@ -112,7 +112,7 @@ def run(
     c: Concurrencies = ALL_C,
     points: Points = "",
     time_limit: Annotated[float, typer.Option(help="seconds for all of it")] = 3600.0,
-    at_once: Annotated[int, typer.Option(min=1, max=4)] = 2,
+    at_once: Annotated[int, typer.Option(min=1, max=6)] = 2,
     kv_gib: Annotated[float, typer.Option(help="KV cache of each engine")] = 22.0,
     turns: Turns = 1,
     length: Length = 0,
