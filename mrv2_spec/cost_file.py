@@ -14,7 +14,7 @@ import numpy as np
 from mrv2_spec.errors import UserError
 from mrv2_spec.step_costs import CostCurve, StepCosts
 
-VERSION = 2
+VERSION = 3
 _CURVES = ("plain", "drafting", "bare")
 
 # What a cost table is good for: names and values that must be the same again.
@@ -78,7 +78,7 @@ def _curve(content: Any) -> CostCurve:
         raise ValueError("a curve's sizes do not rise, or a cost is not positive")
     return CostCurve(
         np.asarray(tokens, np.float64),
-        np.maximum.accumulate(np.asarray(costs)),
+        np.asarray(costs),
         int(content["max_graph_tokens"]),
     )
 

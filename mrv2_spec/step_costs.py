@@ -22,7 +22,8 @@ class CostCurve:
 
     Args:
         tokens: [n] ascending token counts that were measured.
-        ms: [n] what they cost, never falling.
+        ms: [n] what they cost, as measured: more tokens can take less, where a library
+            has a better kernel for them.
         max_graph_tokens: up to here a step is padded to the next of ``tokens``; above
             it costs lie on the line between two of them.
     """
@@ -49,9 +50,7 @@ class CostCurve:
         if not all(np.isfinite(cost) and cost > 0 for cost in ms):
             raise ValueError("a step cost is no positive number")
         return cls(
-            np.asarray(sizes, np.float64),
-            np.maximum.accumulate(np.asarray(ms)),
-            max_graph_tokens,
+            np.asarray(sizes, np.float64), np.asarray(ms, np.float64), max_graph_tokens
         )
 
     @classmethod
@@ -73,9 +72,12 @@ class CostCurve:
         padded = self.ms[np.minimum(at, self.ms.shape[0] - 1)]
         smooth = np.interp(tokens, self.tokens, self.ms)
         if self.tokens.shape[0] > 1:
-            slope = (self.ms[-1] - self.ms[-2]) / (self.tokens[-1] - self.tokens[-2])
-            beyond = np.maximum(tokens - self.tokens[-1], 0.0)
-            smooth = smooth + slope * beyond
+            # As from half the tokens on: the last two sizes may be of two kernels.
+            half = np.searchsorted(self.tokens, self.tokens[-1] / 2)
+            at_half = min(int(half), self.tokens.shape[0] - 2)
+            more_ms = max(self.ms[-1] - self.ms[at_half], 0.0)
+            slope = more_ms / (self.tokens[-1] - self.tokens[at_half])
+            smooth = smooth + slope * np.maximum(tokens - self.tokens[-1], 0.0)
         return np.where(tokens <= self.max_graph_tokens, padded, smooth)
 
 
@@ -105,10 +107,9 @@ class StepCosts:
         Where the measurement says so it was disturbed, and so where a context costs
         less than none.
         """
-        least = np.minimum(bare.ms, drafting(bare.tokens))
-        bare = replace(bare, ms=np.maximum.accumulate(least))
-        most = np.maximum(plain.ms, bare(plain.tokens))
-        return cls(replace(plain, ms=np.maximum.accumulate(most)), drafting, bare)
+        bare = replace(bare, ms=np.minimum(bare.ms, drafting(bare.tokens)))
+        plain = replace(plain, ms=np.maximum(plain.ms, bare(plain.tokens)))
+        return cls(plain, drafting, bare)
 
     @classmethod
     def without_contexts(cls, plain: CostCurve, drafting: CostCurve) -> "StepCosts":

@@ -14,7 +14,7 @@ from mrv2_spec.step_costs import CostCurve, StepCosts
 IDENTITY = {"gpu": "H200", "model": "llama", "num_speculative_tokens": 16}
 COSTS = StepCosts(
     CostCurve.of([(1, 1.25), (8, 2.5), (64, 4.0)], 8),
-    CostCurve.of([(1, 1.5), (8, 3.0), (64, 4.25)], 8),
+    CostCurve.of([(1, 1.5), (4, 3.5), (8, 3.0), (64, 4.25)], 8),
     CostCurve.of([(1, 1.0), (8, 2.0), (64, 3.0)], 8),
 )
 

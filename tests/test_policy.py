@@ -72,6 +72,44 @@ def test_budgets_fill_graphs() -> None:
     assert 40 + budget in GRAPHS and budget >= 88
 
 
+def test_a_size_that_a_library_is_slow_at_is_passed_over(rng: random.Random) -> None:
+    # As measured on an H200: 448 rows take 15.6 ms, 480 take 12.0.
+    sizes = [1, 2, 4, 8, *range(16, 513, 16)]
+    for _ in range(20):
+        n = rng.choice([16, 48, 100])
+        values = sorted((rng.random() for _ in range(K)), reverse=True)
+        ms = {size: (4.6 + 0.0228 * size) * rng.choice([1, 1, 1.5]) for size in sizes}
+        measured = CostCurve.of([*ms.items(), (4096, 100.0)], sizes[-1])
+        costs = StepCosts.without_contexts(measured, measured)
+        made = DraftPolicy(costs, may_sleep=True)
+        made.use_costs(costs, sizes)
+        for _ in range(50):
+            made.observe(tally(n, values))
+        budget = made.choose(n, n, n * K, sizes[-1] - n)
+        rates = {}
+        for size in (size for size in sizes if size > n):
+            whole, part = divmod(size - n, n)
+            worth = n * sum(values[:whole]) + part * sum(values[whole : whole + 1])
+            rates[size - n] = (n + worth) / ms[size]
+        rates[0] = n / ms[next(size for size in sizes if size >= n)]
+        # Values are known by bins.
+        assert rates[budget] > 0.95 * max(rates.values()), (n, values, ms)
+
+
+def test_beside_prompts_that_are_slow_by_themselves_drafts_count_as_free() -> None:
+    ms = [(n, 4.6 + 0.0228 * n) for n in (*GRAPHS, 2048)]
+    dear = dict(ms) | {128: 40.0}
+    measured = CostCurve.of(list(dear.items()), 512)
+    made = policy(StepCosts.without_contexts(measured, measured))
+    for _ in range(50):
+        made.observe(tally(16, [0.9]))
+    # 112 tokens of a prompt: with 128 tokens the step takes 40 ms, with 256 a quarter.
+    budget = made.choose(128, 16, 16 * K, 4096)
+    assert budget >= 128
+    # What its decodes alone would gain, if drafts cost them nothing.
+    assert made.gain == pytest.approx(1.9, rel=0.05)
+
+
 def test_prompts_in_a_step_make_its_drafts_no_cheaper(rng: random.Random) -> None:
     # Beyond the first rows every token costs the same: the best budget of a step is
     # that of its decodes alone, however many prompt tokens it has.

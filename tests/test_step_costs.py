@@ -12,9 +12,17 @@ def test_padded_to_the_next_graph_and_smooth_above() -> None:
     assert curve(tokens).tolist() == [1, 2, 2, 4, 4, 5, 6, 8]
 
 
-def test_the_least_counts_and_costs_never_fall() -> None:
-    curve = CostCurve.of([(1, 9.0), (1, 3.0), (1, 4.0), (4, 2.5), (8, 5.0)], 8)
-    assert curve(np.array([1.0, 4.0, 8.0])).tolist() == [3, 3, 5]
+def test_the_least_counts_and_a_dear_size_says_nothing_of_larger_ones() -> None:
+    curve = CostCurve.of([(1, 9.0), (1, 3.0), (1, 4.0), (4, 7.5), (8, 5.0)], 8)
+    assert curve(np.array([1.0, 4.0, 8.0])).tolist() == [3, 7.5, 5]
+
+
+def test_beyond_what_was_measured_costs_never_fall() -> None:
+    tokens = np.array([8.0, 16.0])
+    dear = CostCurve.of([(1, 1.0), (4, 3.0), (7, 9.0), (8, 5.0)], 0)
+    assert dear(tokens).tolist() == [5, 9]
+    falling = CostCurve.of([(1, 1.0), (4, 7.0), (8, 5.0)], 0)
+    assert falling(tokens).tolist() == [5, 5]
 
 
 def test_a_plain_step_is_not_dearer_than_one_that_drafts() -> None:
@@ -25,6 +33,16 @@ def test_a_plain_step_is_not_dearer_than_one_that_drafts() -> None:
     sizes = np.array([1.0, 8.0, 64.0])
     assert costs.bare(sizes).tolist() == [4, 5, 11]
     assert costs.context(sizes).tolist() == [5, 4.5, 1]
+
+
+def test_a_dear_size_makes_no_other_step_dear() -> None:
+    bare = CostCurve.of([(1, 4.0), (8, 9.0), (16, 5.0)], 16)
+    plain = CostCurve.of([(1, 4.5), (8, 9.5), (16, 6.0)], 16)
+    costs = StepCosts.of(plain, bare, bare)
+    sizes = np.array([1.0, 8.0, 16.0])
+    assert costs.plain(sizes).tolist() == [4.5, 9.5, 6]
+    assert costs.bare(sizes).tolist() == [4, 9, 5]
+    assert costs.context(sizes).tolist() == [0.5, 0.5, 1]
 
 
 def test_contexts_cost_by_requests_and_never_less_than_nothing() -> None:
