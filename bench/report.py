@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reporting import (
+    costs,
     drafting,
     engines,
     goals,
@@ -24,7 +25,16 @@ from reporting import (
     runners,
 )
 from reporting.compare import Grid
-from reporting.load import GRID, ResultError, making, read_grid, read_json
+from reporting.load import (
+    COSTS,
+    GRID,
+    Costs,
+    ResultError,
+    making,
+    read_costs,
+    read_grid,
+    read_json,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "bench" / "reporting" / "benchmarks.md"
@@ -32,14 +42,18 @@ PLACE = re.compile(r"\{\{([\w.-]+)\}\}")
 IMAGES = "img"
 
 
-def read(results: Path) -> tuple[Grid, dict[str, dict[str, Any]]]:
+def read(results: Path) -> tuple[Grid, list[Costs], dict[str, dict[str, Any]]]:
     """Read everything, so that nothing is written if anything is wrong."""
-    grid = Grid(read_grid(results / GRID))
-    return grid, {path.stem: read_json(path) for path in sorted(results.glob("*.json"))}
+    records = {path.stem: read_json(path) for path in sorted(results.glob("*.json"))}
+    return Grid(read_grid(results / GRID)), read_costs(results / COSTS), records
 
 
 def page(
-    template: str, grid: Grid, records: dict[str, dict[str, Any]], images: list[str]
+    template: str,
+    grid: Grid,
+    measured: list[Costs],
+    records: dict[str, dict[str, Any]],
+    images: list[str],
 ) -> tuple[str, list[str]]:
     """Return the page, and the places whose hand-written sentence is missing."""
     note = runners.Notes(runners.notes())
@@ -61,6 +75,8 @@ def page(
         "replay": lambda: drafting.replay(records),
         "replay-loops": lambda: drafting.replay_loops(records),
         "paper": lambda: paper.paper(grid, records.get("simulate_policy")),
+        "engine-costs": lambda: costs.engine_costs(measured),
+        "reckoned": lambda: costs.reckoned(grid),
         "step-cost": lambda: paper.step_cost(records.get("step_cost")),
         "real-model": lambda: engines.real_model(records),
         "profile": lambda: engines.profile(records),
@@ -96,10 +112,12 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     try:
-        grid, records = read(args.results)
+        grid, measured, records = read(args.results)
         with making("plot"):
             drawn = plots.figures(grid, records)
-        text, unwritten = page(TEMPLATE.read_text(), grid, records, list(drawn))
+        text, unwritten = page(
+            TEMPLATE.read_text(), grid, measured, records, list(drawn)
+        )
     except ResultError as error:
         raise SystemExit(f"refused: {error}") from None
     path = args.docs / "benchmarks.md"

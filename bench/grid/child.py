@@ -107,14 +107,14 @@ class Child:
         self.described = answer
         return float(answer["ready"])
 
-    def measure_costs(self, seconds: float) -> str | None:
-        """Let the engine measure its costs alone; return them in words.
+    def measure_costs(self, seconds: float) -> dict[str, Any] | None:
+        """Let the engine measure its costs alone; return what its worker says.
 
         Raises:
             EngineFailed: no answer in time.
         """
         self._send({"measure_costs": True})
-        costs: str | None = self._receive(seconds).get("costs")
+        costs: dict[str, Any] | None = self._receive(seconds).get("costs")
         return costs
 
     def measure(

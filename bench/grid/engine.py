@@ -102,11 +102,12 @@ class GridEngine:
         self.in_force = {name: described[name] for name in IN_FORCE}
         return described
 
-    def measure_costs(self) -> str | None:
-        """Let a trimmed engine measure its costs again; return them in words."""
+    def measure_costs(self) -> dict[str, Any] | None:
+        """Let a trimmed engine measure its costs again; return what its worker says."""
         if not (self.arm.kind.plugin and self.arm.kind.trimmed):
             return None
-        costs: str | None = self.engine.collective_rpc("grid_measure_costs")[0]
+        costs: dict[str, Any] | None
+        costs = self.engine.collective_rpc("grid_measure_costs")[0]
         return costs
 
     def round(self, items: list[Item]) -> Round:

@@ -172,7 +172,8 @@ class Orchestrator:
                 self._fail(children, arm, f"{arm.label} measured no costs: {error}")
                 continue
             if costs is not None:
-                settings.say(f"  {arm.label}: {costs}")
+                settings.say(f"  {arm.label}: {costs['words']}")
+                self._record_costs(arm, costs["curves"])
         self._starts.append(time.monotonic() - begun)
         if len(self._starts) == 2:
             del self._starts[0]  # it was a guess
@@ -277,10 +278,23 @@ class Orchestrator:
             **figures,
             "seed": SEED,
             "model": self._settings.shape.name,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": _now(),
             **self._settings.machine,
         }
         self._write(arm, point, line)
+
+    def _record_costs(self, arm: Arm, curves: dict[str, Any]) -> None:
+        settings = self._settings
+        line = {
+            "run_id": settings.run_id,
+            "arm": arm.name,
+            "k": arm.k,
+            "model": settings.shape.name,
+            **curves,
+            "time": _now(),
+            **settings.machine,
+        }
+        record.append(settings.path.with_name(record.COSTS), line)
 
     def _write(self, arm: Arm, point: Point, line: dict[str, Any]) -> None:
         record.append(self._settings.path, line)
@@ -297,3 +311,7 @@ class Orchestrator:
         self.outcome.failures.append(text)
         self._settings.say(f"FAILED {text}")
         children.pop(arm).stop()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,4 +1,4 @@
-"""The grid's record: one JSON object a line, each written whole."""
+"""The grid's records: one JSON object a line, each written whole."""
 
 import json
 import os
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 NAME = "engine_grid.jsonl"
+# What steps cost, as each trimmed engine measured it before its first point.
+COSTS = "engine_costs.jsonl"
 Key = tuple[str, str, int, int, str, str | None]
 
 

@@ -1,6 +1,5 @@
 """Calls that the benchmark makes into the engine's worker, by ``collective_rpc``."""
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -70,13 +69,12 @@ class GridWorker:
             self._grid_counted = counting._counted
         counting._counted = self._grid_counted if counted else lambda runner: None
 
-    def grid_measure_costs(self) -> str | None:
+    def grid_measure_costs(self) -> dict[str, Any] | None:
         """Measure what steps cost once more, now that no other engine is starting.
 
-        They are printed, so that they are in the engine's log.
-
         Returns:
-            The costs in words; None for an engine that measures none.
+            ``words`` about the costs, and ``curves``, (tokens, ms) by the name of each;
+            None for an engine that measures none.
         """
         runner = self.model_runner
         manager = getattr(runner, "adaptive_verification", None)
@@ -88,10 +86,11 @@ class GridWorker:
                 runner._dummy_run(**batch)
         costs, graph_sizes = manager.profile.costs(timings)
         manager.policy.use_costs(costs, graph_sizes)
-        # For whoever wants to know more than the words say.
-        curves = json.dumps(asdict(costs), default=list)
-        print(f"costs by tokens, ms: {curves}", flush=True)
-        return costs.describe()
+        curves = {
+            name: list(zip(curve["tokens"].tolist(), curve["ms"].tolist(), strict=True))
+            for name, curve in asdict(costs).items()
+        }
+        return {"words": costs.describe(), "curves": curves}
 
     def grid_describe(self) -> dict[str, Any]:
         """Return what is in force, for the log."""

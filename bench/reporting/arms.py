@@ -77,11 +77,14 @@ Found = list[tuple[float, Arm, int, str]]
 
 
 def found_ratios(grid: Grid, arms: list[Arm]) -> Found:
-    """Return all ratios of some arms, with arm, requests and workload."""
+    """Return all ratios of some arms, with arm, requests and workload.
+
+    What was measured once is there once.
+    """
     return [
         (ratio.value, arm, c, workload)
         for arm in arms
         for workload in workloads_in_order(grid.workloads)
         for c in grid.concurrencies
-        if (ratio := grid.ratio(arm, c, workload))
+        if (ratio := grid.ratio(arm, c, workload)) and not ratio.point.copied
     ]

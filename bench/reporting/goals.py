@@ -124,6 +124,8 @@ def _prefill(grid: Grid, arms: list[Arm], least_seconds: float) -> Found:
                 pair = grid.together([arm, grid.base(arm)], c, workload)
                 if not pair or not pair[0].prefill_tok_s or not pair[1].prefill_tok_s:
                     continue
+                if pair[0].copied:
+                    continue
                 if (pair[1].prefill_s or 0.0) >= least_seconds:
                     value = pair[0].prefill_tok_s / pair[1].prefill_tok_s
                     found.append((value, arm, c, workload))

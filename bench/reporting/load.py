@@ -1,14 +1,16 @@
 """Reads results for the report, and refuses what is truncated or cannot be."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 GRID = "engine_grid.jsonl"
+COSTS = "engine_costs.jsonl"
 # Where a result comes from. On a CPU there is no driver, and not all need vLLM.
 MACHINE = ("gpu", "driver", "torch", "vllm", "commit", "command")
 # When a point was measured that does not say it.
@@ -81,6 +83,29 @@ def making(what: str) -> Iterator[None]:
         raise ResultError(f"{Part.last}: no {what} can be made of it: {e!r}") from e
 
 
+Curve = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What steps cost, as an engine measured it before its first point.
+
+    Attributes:
+        plain: (requests, ms) of steps of one token a request, with a context.
+        bare: the same without contexts.
+        drafting: (tokens, ms) in graphs that admit drafts, without contexts.
+    """
+
+    label: str
+    run_id: str
+    commit: str
+    gpu: str | None
+    model: str
+    plain: Curve
+    bare: Curve
+    drafting: Curve
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """One measured point of the engine grid.
@@ -95,6 +120,14 @@ class Point:
         prefill_s: how long that took.
         host_ms: what a fixed piece of Python took the host just before.
         graph_mib: memory that the engine's CUDA graphs hold.
+        mean_budget: draft places of the steps that verified any.
+        expected_accepted: tokens that these steps were expected to accept, the mean.
+        fillers: of all draft places that were verified those without a draft.
+        reckoned_ms: what steps amid others with drafts should have taken, by the costs
+            measured at start.
+        took_ms: what these took.
+        copied: whether it is what another workload's point measured, which for this arm
+            is the same.
         when: when it was measured, ``NO_TIME`` where that is not known; orders runs.
     """
 
@@ -129,6 +162,12 @@ class Point:
     prefill_s: float | None
     host_ms: float | None
     graph_mib: float | None
+    mean_budget: float | None
+    expected_accepted: float | None
+    fillers: int | None
+    reckoned_ms: float | None
+    took_ms: float | None
+    copied: bool
     when: datetime
 
     @property
@@ -235,11 +274,63 @@ def read_grid(path: Path) -> list[Point]:
             points.append(_point(line))
         except ValueError as error:
             raise ResultError(f"{path.name}:{number}: {error}") from None
-    machines = {(point.gpu, point.model) for point in points}
+    _same_machine(path, points)
+    return points
+
+
+def _same_machine(path: Path, lines: Sequence[Point] | Sequence[Costs]) -> None:
+    machines = {(line.gpu, line.model) for line in lines}
     if len(machines) > 1:
         names = " and ".join(sorted(f"{model} on {gpu}" for gpu, model in machines))
         raise ResultError(f"{path.name} mixes {names}: keep a record for each")
-    return points
+
+
+def read_costs(path: Path) -> list[Costs]:
+    """Return what engines measured steps to cost; none if there is no file.
+
+    Raises:
+        ResultError: as of a grid's record.
+    """
+    found = []
+    for number, line in _lines(path):
+        try:
+            found.append(_costs(line))
+        except ValueError as error:
+            raise ResultError(f"{path.name}:{number}: {error}") from None
+    _same_machine(path, found)
+    return found
+
+
+def _costs(line: dict[str, Any]) -> Costs:
+    for name in MACHINE:
+        if name not in line:
+            raise ValueError(f"no {name}")
+    _machine(line)
+    for name in ("arm", "run_id", "model"):
+        _words(line, name)
+    return Costs(
+        f"{line['arm']}:{_whole(line, 'k', 1)}",
+        line["run_id"],
+        line["commit"],
+        line["gpu"],
+        line["model"],
+        **{name: _curve(line, name) for name in ("plain", "bare", "drafting")},
+    )
+
+
+def _curve(line: dict[str, Any], name: str) -> Curve:
+    pairs = line.get(name)
+    if not isinstance(pairs, list) or not pairs:
+        raise ValueError(f"{name} is {pairs!r}, not a list of sizes and times")
+    points = []
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, list) or len(pair) != len(("tokens", "ms")):
+            raise ValueError(f"{name}[{i}] is {pair!r}, not a size and a time")
+        values = {f"{name}[{i}][{j}]": value for j, value in enumerate(pair)}
+        points.append(tuple(_number(values, one, 1e-6) for one in values))
+    if any(a[0] >= b[0] for a, b in pairwise(points)):
+        raise ValueError(f"the sizes of {name} do not rise")
+    return tuple((tokens, ms) for tokens, ms in points)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -328,6 +419,12 @@ def _point(line: dict[str, Any]) -> Point:
         prefill_s=_number_if_any(line, "prefill_s", 1e-6),
         host_ms=_number_if_any(line, "host_loop_ms", 1e-6),
         graph_mib=_number_if_any(line, "graph_mib", 0.0),
+        mean_budget=_number_if_any(line, "mean_budget", 1.0),
+        expected_accepted=_number_if_any(line, "expected_accepted", 0.0),
+        fillers=None if line.get("fillers") is None else _whole(line, "fillers", 0),
+        reckoned_ms=_number_if_any(line, "reckoned_ms", 1e-6),
+        took_ms=_number_if_any(line, "took_ms", 1e-6),
+        copied=line.get("measured_as") is not None,
         when=_moment(line),
     )
 

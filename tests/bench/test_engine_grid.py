@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -466,9 +467,12 @@ class StubChild:
     def wait_until_ready(self, seconds: float) -> float:
         return 0.0
 
-    def measure_costs(self, seconds: float) -> str | None:
+    def measure_costs(self, seconds: float) -> dict[str, Any] | None:
         assert not self.points, "costs are measured before the first point"
-        return None
+        if not self.arm.kind.trimmed:
+            return None
+        curves = {name: [[1, 4.5], [8, 5.0]] for name in ("plain", "drafting", "bare")}
+        return {"words": "steps cost this and that", "curves": curves}
 
     def measure(
         self,
@@ -543,6 +547,27 @@ def test_a_run_resumes_where_it_stopped(orchestrate: Any) -> None:
     outcome, lines, _ = orchestrate("v2-none,ngram:5", ["low", "high"])
     assert (len(outcome.skipped), len(outcome.measured), len(lines)) == (4, 4, 8)
     assert StubChild.made[-1].points == [("high", 1), ("high", 64)]
+
+
+def test_what_engines_measured_steps_to_cost_is_recorded(
+    orchestrate: Any, tmp_path: Path
+) -> None:
+    _, _, said = orchestrate("v2-none,ngram:5", ["low"])
+    assert "  ngram:5: steps cost this and that" in said
+    path = tmp_path / "engine_costs.jsonl"
+    (one,) = grid("record").read(path)
+    assert (one["arm"], one["k"], one["run_id"], one["commit"]) == (
+        "ngram",
+        5,
+        "r",
+        "x",
+    )
+    assert one["bare"] == [[1, 4.5], [8, 5.0]]
+    # The report reads it, once it says where it was measured.
+    machine = {"gpu": "G", "driver": "1", "torch": "2", "vllm": "3", "command": "c"}
+    path.write_text(json.dumps({**one, **machine}) + "\n")
+    (costs,) = import_module("reporting.load").read_costs(path)
+    assert (costs.label, costs.plain) == ("ngram:5", ((1.0, 4.5), (8.0, 5.0)))
 
 
 def test_what_does_not_fit_the_time_is_dropped_and_named(orchestrate: Any) -> None:

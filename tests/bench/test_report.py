@@ -670,10 +670,13 @@ def test_one_command_makes_the_page_and_its_plots(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["engine_grid.jsonl", "propose_ngram.json"])
+@pytest.mark.parametrize(
+    "name", ["engine_grid.jsonl", "engine_costs.jsonl", "propose_ngram.json"]
+)
 def test_nothing_is_written_from_a_truncated_file(name: str, tmp_path: Path) -> None:
     results = tmp_path / "results"
     write(results, [line("v2-none"), line("ngram")])
+    write_costs(results, [costs_line()])
     shutil.copy(ROOT / "bench" / "results" / "propose_ngram.json", results)
     path = results / name
     path.chmod(0o644)
@@ -753,6 +756,114 @@ def test_step_costs_are_told_a_row() -> None:
     assert "12 points of first, second" in text
     assert "at most 4% (ngram:16, c=16)" in text
     assert "not run yet" in part("paper").step_cost(None)
+
+
+def costs_line(**changes: Any) -> dict[str, Any]:
+    """Return what an engine measured, as the grid writes it."""
+    sizes = [1.0, 256.0, 448.0, 480.0, 1000.0]
+    drafting = [[size, 4.0 + size / 64] for size in sizes]
+    drafting[2][1] = 16.0
+    return {
+        "run_id": "r1",
+        "arm": "ngram",
+        "k": 16,
+        "model": "llama-8b",
+        "plain": [[1.0, 4.5], [256.0, 11.0]],
+        "bare": [[1.0, 4.25], [256.0, 8.0]],
+        "drafting": drafting,
+        **{name: line()[name] for name in ("gpu", "driver", "torch", "vllm")},
+        "commit": "abc1234",
+        "command": "python bench/engine_grid.py run",
+        **changes,
+    }
+
+
+def write_costs(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    path = folder / "engine_costs.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def test_measured_costs_name_the_sizes_that_are_slow(tmp_path: Path) -> None:
+    dearer = [[size, 1.1 * ms] for size, ms in costs_line()["drafting"]]
+    lines = [costs_line(), costs_line(arm="suffix"), costs_line(k=5, drafting=dearer)]
+    costs = part("load").read_costs(write_costs(tmp_path, lines))
+    text = part("costs").engine_costs(costs)
+    assert "| 256 | 8.00 | 8.00 | 3.00 |\n| 448 | 16.00 | - | - |" in text
+    # Of all sizes, though not all are shown.
+    assert "| 1000 |" not in text
+    assert "larger one: 448 (16.0 ms; 480: 11.5)." in text
+    assert "median of 3 engines, which differ by up to 10% at a size" in text
+    assert "ngram:16 of r1 (abc1234), suffix:16 of r1" in text
+    assert "larger one: none." in part("costs").engine_costs(
+        part("load").read_costs(
+            write_costs(tmp_path, [costs_line(drafting=[[1, 4], [8, 5]])])
+        )
+    )
+    assert part("load").read_costs(tmp_path / "none.jsonl") == []
+    assert "recorded yet" in part("costs").engine_costs([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"drafting": []}, "drafting is [], not a list of sizes and times"),
+        ({"bare": [[1, 4.0], [1, 5.0]]}, "the sizes of bare do not rise"),
+        (
+            {"plain": [[1, 4.0, 5.0]]},
+            "plain[0] is [1, 4.0, 5.0], not a size and a time",
+        ),
+        ({"plain": [[1, float("nan")]]}, "plain[0][1] is nan"),
+        ({"k": 0}, "k is 0, not a whole number from 1"),
+        ({"arm": ""}, "arm is '', not a text"),
+        ({"gpu": "NVIDIA L20"}, "mixes llama-8b on NVIDIA H200 and llama-8b on"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(
+    changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = write_costs(tmp_path, [costs_line(), costs_line(**changes)])
+    load = part("load")
+    with pytest.raises(load.ResultError, match=r"engine_costs\.jsonl") as raised:
+        load.read_costs(path)
+    assert why in str(raised.value)
+
+
+def test_what_was_expected_of_drafts_stands_beside_what_came(tmp_path: Path) -> None:
+    seen = {
+        "mean_budget": 40.0, "expected_accepted": 20.0, "fillers": 60,
+        "drafted": 100, "accepted": 40, "reckoned_ms": 8.125, "took_ms": 9.0,
+    }  # fmt: skip
+    older = {
+        **seen,
+        "mean_budget": 50.0,
+        "run_id": "r0",
+        "time": "2026-11-29T01:00:00Z",
+    }
+    grid = grid_of(
+        tmp_path,
+        line(**seen),
+        line(**older),
+        line(c=256, **{**seen, "reckoned_ms": None}),
+        line("suffix", method="suffix"),
+    )
+    text = part("costs").reckoned(grid)
+    # 40 of 160 places came true.
+    assert "| low | ngram:16 | 40: 50% / 25%, 8.1 / 9.0 ms | 40: 50% / 25% |" in text
+    assert "suffix" not in text
+    assert "yet" in part("costs").reckoned(grid_of(tmp_path, line()))
+
+
+def test_what_was_measured_once_is_counted_once(tmp_path: Path) -> None:
+    copied = {"workload": "agentic-cold", "measured_as": "agentic"}
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", workload="agentic"), line(workload="agentic"),
+        line("v2-none", **copied), line(**copied),
+    )  # fmt: skip
+    assert grid.ratio(arm("ngram"), 64, "agentic-cold").value == 1.0
+    found = part("arms").found_ratios(grid, [arm("ngram")])
+    assert [workload for *_, workload in found] == ["agentic"]
 
 
 MACHINE = {"gpu": "NVIDIA H200", "commit": "abc", "command": "python x"}
