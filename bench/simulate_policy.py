@@ -7,6 +7,7 @@ A number of requests run at a time, each finished one replaced by the next; with
 `--rounds` they are those of the engine grid, which start together and are not replaced.
 A step costs what `fit_step_cost.py` fitted to the engine grid, rows padded to captured
 sizes; with `--linear` 4.6 ms + 0.0228 ms a row, an older fit to steps without graphs.
+The policy `engine` is the plugin's own and believes what an engine measured at start.
 Printed is the time per output token without speculation over that with it. `--paper`
 sets the four simple policies beside figures that another simulation gave earlier.
 A workload whose texts are missing or damaged is left out and named.
@@ -24,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from grid.record import COSTS
 from harness import RESULTS, machine, save
 from policies.base import Outcome, Policy, Step
 from policies.confidence import Counted, match_key
@@ -35,6 +37,7 @@ from policies.curve import (
     run_classes,
 )
 from policies.drafts import DRAFTERS, MAX_N, Drafts, find, find_rounds
+from policies.engine import Engine, measured_costs
 from policies.fitted import Fitted
 from policies.paper import Fixed, Lag, Learned, Valid
 from policies.workloads import FILES, WORKLOADS, engine_rounds, load
@@ -43,6 +46,7 @@ from policies.workloads import FILES, WORKLOADS, engine_rounds, load
 SEED = 1
 LINEAR = StepCost()
 FITTED = RESULTS / "step_cost.json"
+MEASURED = RESULTS / COSTS
 # Earlier figures: workload, requests, fixed 5, fixed 16, valid, learned, lag.
 PAPER = (
     ("low", 1, 1.35, 1.30, 1.37, 1.38, 1.20),
@@ -71,7 +75,15 @@ def _hazards(drafter: str) -> Hazards:
     return Hazards(run_classes if ngram else confidence_classes)
 
 
-# By name: a policy for a drafter and k. The first five are those of the paper table.
+def _engine(drafter: str, k: int) -> Engine:
+    try:
+        costs, sizes = measured_costs(MEASURED, k)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SystemExit(f"no costs of an engine: {error!r}") from None
+    return Engine(_hazards(drafter), k, costs, sizes)
+
+
+# By name: a policy for a drafter and k. The first four are those of the paper table.
 POLICIES: dict[str, Callable[[str, int], Policy]] = {
     "fixed": lambda drafter, k: Fixed(),
     "valid": lambda drafter, k: Valid(),
@@ -79,6 +91,7 @@ POLICIES: dict[str, Callable[[str, int], Policy]] = {
     "lag": lambda drafter, k: Lag(_counted(k)),
     "exact": lambda drafter, k: Learned(_hazards(drafter)),
     "curve": lambda drafter, k: Curve(_hazards(drafter)),
+    "engine": _engine,
 }
 
 

@@ -242,10 +242,12 @@ class DraftPolicy:
             # The device is busy with them, whatever the host does.
             decodes_ms = max(decodes_ms, host_ms / ratios.drafts)
         # Prefills are charged what they cost without drafts: in a long step a draft
-        # that costs more than a later step would looks cheap. Where they alone would
-        # take longer than with drafts beside them, drafts are held to cost nothing.
+        # that costs more than a later step would looks cheap.
         ms = self._drafting_ms[totals] - float(self._drafting_ms[num_tokens])
-        np.maximum(ms, 0.0, out=ms)
+        if num_tokens > num_requests:
+            # Where these alone would take longer than with drafts beside them, drafts
+            # are held to cost nothing: what they save is not the decodes' own.
+            np.maximum(ms, 0.0, out=ms)
         ms += decodes_ms
         ms *= ratios.drafts
         # While the device waits for the host, more drafts cost nothing.

@@ -55,6 +55,7 @@ def change(path: Path, **changes: Any) -> None:
     "changes",
     [
         {"version": 1},
+        {"version": 2},
         {"graph_sizes": None},
         {"graph_sizes": ["x"]},
         {"plain": {}},

@@ -75,9 +75,12 @@ def test_budgets_fill_graphs() -> None:
 def test_a_size_that_a_library_is_slow_at_is_passed_over(rng: random.Random) -> None:
     # As on an H200, where 448 rows take 16.4 ms and 480 take 12.9.
     sizes = [1, 2, 4, 8, *range(16, 513, 16)]
-    for _ in range(20):
+    for round_ in range(60):
         n = rng.choice([16, 48, 100])
-        values = sorted((rng.random() for _ in range(K)), reverse=True)
+        # Of every third batch few drafts are worth anything: budgets are small.
+        most, kept = (0.4, 0.3) if round_ % 3 == 0 else (1.0, 1.0)
+        drawn = [most * rng.random() for _ in range(K) if rng.random() < kept]
+        values = sorted(drawn, reverse=True)
         ms = {size: (4.6 + 0.0228 * size) * rng.choice([1, 1, 1.5]) for size in sizes}
         measured = CostCurve.of([*ms.items(), (4096, 100.0)], sizes[-1])
         costs = StepCosts.without_contexts(measured, measured)
@@ -94,6 +97,35 @@ def test_a_size_that_a_library_is_slow_at_is_passed_over(rng: random.Random) -> 
         rates[0] = n / ms[next(size for size in sizes if size >= n)]
         # Values are known by bins.
         assert rates[budget] > 0.95 * max(rates.values()), (n, values, ms)
+
+
+def test_a_batch_on_a_slow_size_takes_a_larger_one() -> None:
+    # 112 rows take half as long again as 128: a batch padded to 112 drafts to 128 even
+    # if hardly anything comes of it.
+    sizes = [1, 16, 96, 112, 128, 256]
+    ms = {size: 4.6 + 0.0228 * size for size in sizes} | {112: 10.7}
+    measured = CostCurve.of([*ms.items(), (4096, 100.0)], 256)
+    made = DraftPolicy(StepCosts.without_contexts(measured, measured), may_sleep=True)
+    made.use_costs(StepCosts.without_contexts(measured, measured), sizes)
+    for _ in range(50):
+        made.observe(tally(100, [0.1]))
+        assert made.choose(100, 100, 100 * K, 4096) == 28
+    assert not made.asleep
+    assert made.gain == pytest.approx((100 + 2.8) / ms[128] * ms[112] / 100, rel=0.02)
+
+
+def test_a_size_that_was_measured_too_dear_stops_no_drafts() -> None:
+    sizes = [16, 64, 80, 96, 128, 256]
+    right = {size: 4.6 + 0.0228 * size for size in sizes}
+    plain = CostCurve.of([*right.items(), (4096, 100.0)], 256)
+    dear = CostCurve.of([*(right | {64: 9.0}).items(), (4096, 100.0)], 256)
+    costs = StepCosts.of(plain, dear, plain)
+    made = DraftPolicy(costs, may_sleep=True)
+    made.use_costs(costs, sizes)
+    for _ in range(200):
+        made.observe(tally(64, [0.5, 0.3]))
+        budget = made.choose(64, 64, 64 * K, 4096)
+    assert budget == 64 and not made.asleep
 
 
 def test_beside_prompts_that_are_slow_by_themselves_drafts_count_as_free() -> None:

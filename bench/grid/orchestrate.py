@@ -173,7 +173,7 @@ class Orchestrator:
                 continue
             if costs is not None:
                 settings.say(f"  {arm.label}: {costs['words']}")
-                self._record_costs(arm, costs["curves"])
+                self._record_costs(arm, costs)
         self._starts.append(time.monotonic() - begun)
         if len(self._starts) == 2:
             del self._starts[0]  # it was a guess
@@ -283,14 +283,15 @@ class Orchestrator:
         }
         self._write(arm, point, line)
 
-    def _record_costs(self, arm: Arm, curves: dict[str, Any]) -> None:
+    def _record_costs(self, arm: Arm, costs: dict[str, Any]) -> None:
         settings = self._settings
         line = {
             "run_id": settings.run_id,
             "arm": arm.name,
             "k": arm.k,
             "model": settings.shape.name,
-            **curves,
+            "max_graph_tokens": costs["max_graph_tokens"],
+            **costs["curves"],
             "time": _now(),
             **settings.machine,
         }

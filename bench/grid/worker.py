@@ -73,8 +73,9 @@ class GridWorker:
         """Measure what steps cost once more, now that no other engine is starting.
 
         Returns:
-            ``words`` about the costs, and ``curves``, (tokens, ms) by the name of each;
-            None for an engine that measures none.
+            ``words`` about the costs; ``curves``, (tokens, ms) by the name of each; and
+            ``max_graph_tokens``, up to which graphs are replayed. None for an engine
+            that measures none.
         """
         runner = self.model_runner
         manager = getattr(runner, "adaptive_verification", None)
@@ -90,7 +91,12 @@ class GridWorker:
             name: list(zip(curve["tokens"].tolist(), curve["ms"].tolist(), strict=True))
             for name, curve in asdict(costs).items()
         }
-        return {"words": costs.describe(), "curves": curves}
+        most = costs.drafting.max_graph_tokens
+        return {
+            "words": costs.describe(),
+            "curves": curves,
+            "max_graph_tokens": most,
+        }
 
     def grid_describe(self) -> dict[str, Any]:
         """Return what is in force, for the log."""

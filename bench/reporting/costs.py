@@ -9,11 +9,13 @@ from reporting.markdown import NOTHING, table
 
 # Of the table; all sizes would fill a page.
 SIZES = (
-    *(1, 16, 64, 128, 192, 256, 320, 384, 416, 448, 480, 512, 576, 640, 768, 1024),
-    *(1536, 2048),
-)
-# A size is called slow that takes so many times what a larger one does.
+    1, 16, 64, 128, 192, 256, 320, 384, 416, 448, 480, 512, 576, 640, 768, 1024, 1536,
+    2048,
+)  # fmt: skip
+# A size is called slow that takes more than so many times what a larger one does.
 SLOW = 1.01
+# Fewer draft places than this say little.
+LEAST_PLACES = 500
 
 
 def engine_costs(costs: list[Costs]) -> str:
@@ -41,7 +43,7 @@ def engine_costs(costs: list[Costs]) -> str:
     return (
         f"{table(head, rows)}\n\n"
         f"Milliseconds, the median of {len(costs)} engines, which differ by up to "
-        f"{spread:.0%} at a size: {engines}. Sizes with drafts that take at least "
+        f"{spread:.0%} at a size: {engines}. Sizes with drafts that take over "
         f"{SLOW - 1:.0%} longer than a larger one: {_slow(drafting)}."
     )
 
@@ -97,11 +99,13 @@ def _newest(grid: Grid, arm: Arm, c: int, workload: str) -> str | None:
 
 
 def _cell(point: Point) -> str:
+    places = (point.drafted or 0) + (point.fillers or 0)
     if not point.mean_budget or point.expected_accepted is None:
         return NOTHING
+    if places < LEAST_PLACES:
+        return NOTHING
     text = f"{point.mean_budget:.0f}: {point.expected_accepted / point.mean_budget:.0%}"
-    places = (point.drafted or 0) + (point.fillers or 0)
-    text += f" / {(point.accepted or 0) / places:.0%}" if places else f" / {NOTHING}"
+    text += f" / {(point.accepted or 0) / places:.0%}"
     if point.reckoned_ms is None or point.took_ms is None:
         return text
     return f"{text}, {point.reckoned_ms:.1f} / {point.took_ms:.1f} ms"

@@ -288,17 +288,20 @@ def _same_machine(path: Path, lines: Sequence[Point] | Sequence[Costs]) -> None:
 def read_costs(path: Path) -> list[Costs]:
     """Return what engines measured steps to cost; none if there is no file.
 
+    Of an arm that a resumed run started again, what it measured last.
+
     Raises:
         ResultError: as of a grid's record.
     """
-    found = []
+    found = {}
     for number, line in _lines(path):
         try:
-            found.append(_costs(line))
+            costs = _costs(line)
         except ValueError as error:
             raise ResultError(f"{path.name}:{number}: {error}") from None
-    _same_machine(path, found)
-    return found
+        found[costs.run_id, costs.commit, costs.label] = costs
+    _same_machine(path, list(found.values()))
+    return list(found.values())
 
 
 def _costs(line: dict[str, Any]) -> Costs:
@@ -308,6 +311,7 @@ def _costs(line: dict[str, Any]) -> Costs:
     _machine(line)
     for name in ("arm", "run_id", "model"):
         _words(line, name)
+    _whole(line, "max_graph_tokens", 0)
     return Costs(
         f"{line['arm']}:{_whole(line, 'k', 1)}",
         line["run_id"],

@@ -8,18 +8,19 @@ from reporting.markdown import NOTHING, table
 
 # The simulator's drafters, and the arms that draft so.
 DRAFTERS = {"ngram-latest": "ngram", "suffix-memory": "suffix"}
-POLICY = "curve"
+# Its policies: one that knows what steps are charged, and the engine's own.
+KNOWING, OWN = "curve", "engine"
 
 
 def paper(grid: Grid, record: dict[str, Any] | None) -> str:
     """TPOT ratios of the simulator beside those of the engine."""
     if record is None:
         return "`bench/simulate_policy.py` was not run yet."
-    simulated = {
-        (DRAFTERS[p["drafter"]], p["k"], p["workload"], p["requests"]): p["ratio"]
-        for p in record["points"]
-        if p["policy"] == POLICY and p["drafter"] in DRAFTERS
-    }
+    simulated: dict[tuple[str, int, str, int], dict[str, float]] = {}
+    for p in record["points"]:
+        if p["policy"] in (KNOWING, OWN) and p["drafter"] in DRAFTERS:
+            place = (DRAFTERS[p["drafter"]], p["k"], p["workload"], p["requests"])
+            simulated.setdefault(place, {})[p["policy"]] = p["ratio"]
     places = sorted({c for *_, c in simulated})
     lines = dict.fromkeys((name, k, workload) for name, k, workload, _ in simulated)
     rows = []
@@ -28,17 +29,26 @@ def paper(grid: Grid, record: dict[str, Any] | None) -> str:
         for c in places:
             on_paper = simulated.get((name, k, workload, c))
             real = grid.ratio(Arm(name, k), c, workload)
-            if on_paper is None:
-                cells.append(NOTHING)
-            elif real is None:
-                cells.append(f"{on_paper:.2f} / {NOTHING}")
-            else:
-                share = real.value / on_paper - 1
-                cells.append(f"{on_paper:.2f} / {real.value:.2f} ({share:+.0%})")
+            cells.append(_cell(on_paper, real.value if real else None))
         rows.append((f"{name}:{k}", workload, *cells))
     head = ("arm", "workload", *(f"c={c}" for c in places))
     source = f"Simulated at commit {record['commit']}: `{record['command']}`"
-    return f"{table(head, rows)}\n\nPaper / engine (difference). {source}"
+    return (
+        f"{table(head, rows)}\n\nPaper, knowing what steps are charged / paper, the "
+        "engine's own policy with the costs that an engine measured / engine "
+        f"(its difference to the paper before it). {source}"
+    )
+
+
+def _cell(on_paper: dict[str, float] | None, real: float | None) -> str:
+    if on_paper is None:
+        return NOTHING
+    knowing, own = on_paper.get(KNOWING), on_paper.get(OWN)
+    texts = [NOTHING if one is None else f"{one:.2f}" for one in (knowing, own, real)]
+    before = own or knowing
+    if real is not None and before is not None:
+        texts[-1] += f" ({real / before - 1:+.0%})"
+    return " / ".join(texts)
 
 
 def step_cost(record: dict[str, Any] | None) -> str:

@@ -472,7 +472,8 @@ class StubChild:
         if not self.arm.kind.trimmed:
             return None
         curves = {name: [[1, 4.5], [8, 5.0]] for name in ("plain", "drafting", "bare")}
-        return {"words": "steps cost this and that", "curves": curves}
+        words = "steps cost this and that"
+        return {"words": words, "curves": curves, "max_graph_tokens": 8}
 
     def measure(
         self,
@@ -562,7 +563,7 @@ def test_what_engines_measured_steps_to_cost_is_recorded(
         "r",
         "x",
     )
-    assert one["bare"] == [[1, 4.5], [8, 5.0]]
+    assert (one["bare"], one["max_graph_tokens"]) == ([[1, 4.5], [8, 5.0]], 8)
     # The report reads it, once it says where it was measured.
     machine = {"gpu": "G", "driver": "1", "torch": "2", "vllm": "3", "command": "c"}
     path.write_text(json.dumps({**one, **machine}) + "\n")

@@ -727,16 +727,24 @@ def test_the_committed_page_is_made_from_the_committed_results() -> None:
 
 
 def test_paper_stands_beside_the_engine(tmp_path: Path) -> None:
-    grid = grid_of(tmp_path, line("v2-none", tpot_ms=10.0), line("ngram", tpot_ms=8.0))
+    grid = grid_of(
+        tmp_path,
+        line("v2-none", tpot_ms=10.0), line("ngram", tpot_ms=8.0),
+        line("v2-none", tpot_ms=10.0, c=16), line("ngram", tpot_ms=4.0, c=16),
+    )  # fmt: skip
     point = {"policy": "curve", "k": 16, "workload": "low"}
     points = [
-        {**point, "drafter": "ngram-latest", "requests": 64, "ratio": 1.0},
+        {**point, "drafter": "ngram-latest", "requests": 16, "ratio": 2.0},
+        {**point, "drafter": "ngram-latest", "requests": 64, "ratio": 1.5},
         {**point, "drafter": "ngram-latest", "requests": 256, "ratio": 1.1},
         {**point, "drafter": "ngram-latest", "policy": "fixed", "requests": 64},
     ]
+    points.append({**points[1], "policy": "engine", "ratio": 1.0})
+    points.append({**points[2], "policy": "engine", "ratio": 1.05})
     record = {"points": points, "commit": "abc", "command": "python x"}
     text = part("paper").paper(grid, record)
-    assert "| ngram:16 | low | 1.00 / 1.25 (+25%) | 1.10 / - |" in text
+    cells = "2.00 / - / 2.50 (+25%) | 1.50 / 1.00 / 1.25 (+25%) | 1.10 / 1.05 / -"
+    assert f"| ngram:16 | low | {cells} |" in text
     assert "not run yet" in part("paper").paper(grid, None)
 
 
@@ -768,6 +776,7 @@ def costs_line(**changes: Any) -> dict[str, Any]:
         "arm": "ngram",
         "k": 16,
         "model": "llama-8b",
+        "max_graph_tokens": 1000,
         "plain": [[1.0, 4.5], [256.0, 11.0]],
         "bare": [[1.0, 4.25], [256.0, 8.0]],
         "drafting": drafting,
@@ -786,7 +795,10 @@ def write_costs(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 def test_measured_costs_name_the_sizes_that_are_slow(tmp_path: Path) -> None:
     dearer = [[size, 1.1 * ms] for size, ms in costs_line()["drafting"]]
-    lines = [costs_line(), costs_line(arm="suffix"), costs_line(k=5, drafting=dearer)]
+    # A resumed run starts an engine again: the last measurement counts.
+    again = costs_line(drafting=[[1.0, 99.0]])
+    lines = [costs_line(arm="suffix"), costs_line(k=5, drafting=dearer)]
+    lines = [again, *lines, costs_line()]
     costs = part("load").read_costs(write_costs(tmp_path, lines))
     text = part("costs").engine_costs(costs)
     assert "| 256 | 8.00 | 8.00 | 3.00 |\n| 448 | 16.00 | - | - |" in text
@@ -815,6 +827,7 @@ def test_measured_costs_name_the_sizes_that_are_slow(tmp_path: Path) -> None:
         ),
         ({"plain": [[1, float("nan")]]}, "plain[0][1] is nan"),
         ({"k": 0}, "k is 0, not a whole number from 1"),
+        ({"max_graph_tokens": None}, "max_graph_tokens is None, not a whole number"),
         ({"arm": ""}, "arm is '', not a text"),
         ({"gpu": "NVIDIA L20"}, "mixes llama-8b on NVIDIA H200 and llama-8b on"),
     ],
@@ -831,8 +844,8 @@ def test_costs_that_cannot_be_are_refused(
 
 def test_what_was_expected_of_drafts_stands_beside_what_came(tmp_path: Path) -> None:
     seen = {
-        "mean_budget": 40.0, "expected_accepted": 20.0, "fillers": 60,
-        "drafted": 100, "accepted": 40, "reckoned_ms": 8.125, "took_ms": 9.0,
+        "mean_budget": 40.0, "expected_accepted": 20.0, "fillers": 600,
+        "drafted": 1000, "accepted": 400, "reckoned_ms": 8.125, "took_ms": 9.0,
     }  # fmt: skip
     older = {
         **seen,
@@ -846,11 +859,15 @@ def test_what_was_expected_of_drafts_stands_beside_what_came(tmp_path: Path) -> 
         line(**older),
         line(c=256, **{**seen, "reckoned_ms": None}),
         line("suffix", method="suffix"),
+        # Hardly any place.
+        line(
+            "suffix", method="suffix", c=256, **{**seen, "fillers": 0, "drafted": 450}
+        ),
     )
     text = part("costs").reckoned(grid)
-    # 40 of 160 places came true.
+    # 400 of 1600 places came true.
     assert "| low | ngram:16 | 40: 50% / 25%, 8.1 / 9.0 ms | 40: 50% / 25% |" in text
-    assert "suffix" not in text
+    assert "| low | suffix:16 | - | - |" in text
     assert "yet" in part("costs").reckoned(grid_of(tmp_path, line()))
 
 
