@@ -37,7 +37,7 @@ from policies.curve import (
     run_classes,
 )
 from policies.drafts import DRAFTERS, MAX_N, Drafts, find, find_rounds
-from policies.engine import Engine, measured_costs
+from policies.engine import COUNT_LIMIT, Engine, measured_costs
 from policies.fitted import Fitted
 from policies.paper import Fixed, Lag, Learned, Valid
 from policies.workloads import FILES, WORKLOADS, engine_rounds, load
@@ -70,9 +70,9 @@ def _counted(k: int) -> Counted:
     return Counted(match_key, MAX_N + 1, k)
 
 
-def _hazards(drafter: str) -> Hazards:
+def _hazards(drafter: str, limit: float = 4096.0) -> Hazards:
     ngram = drafter.startswith("ngram")
-    return Hazards(run_classes if ngram else confidence_classes)
+    return Hazards(run_classes if ngram else confidence_classes, limit=limit)
 
 
 def _engine(drafter: str, k: int) -> Engine:
@@ -80,7 +80,7 @@ def _engine(drafter: str, k: int) -> Engine:
         costs, sizes = measured_costs(MEASURED, k)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SystemExit(f"no costs of an engine: {error!r}") from None
-    return Engine(_hazards(drafter), k, costs, sizes)
+    return Engine(_hazards(drafter, COUNT_LIMIT), k, costs, sizes)
 
 
 # By name: a policy for a drafter and k. The first four are those of the paper table.

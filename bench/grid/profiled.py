@@ -21,7 +21,7 @@ from grid.arms import Arm
 from grid.engine import GridEngine, Mismatch
 from grid.kernels import KernelWindow
 from grid.measure import round_figures
-from grid.serving import WARM_UP_TOKENS, first_line, serve_points
+from grid.serving import first_line, serve_points, warm_up_tokens
 from grid.shapes import SHAPES, Shape
 from grid.watches import OURS, ROWS, TOP, Watches
 from grid.workloads import Plan, make_plan
@@ -279,7 +279,7 @@ def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> ProfiledEngine:
 
 
 def _warm_up(engine: ProfiledEngine, shape: Shape, concurrency: int) -> None:
-    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
+    plan = make_plan("mid", concurrency, shape.vocab_size, warm_up_tokens())
     run_plan(engine, plan)
 
 

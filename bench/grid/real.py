@@ -10,7 +10,7 @@ from grid.arms import Arm
 from grid.engine import GridEngine
 from grid.measure import Run, encode_run, round_figures
 from grid.serve import count_since
-from grid.serving import WARM_UP_TOKENS, serve_points
+from grid.serving import serve_points, warm_up_tokens
 from grid.shapes import Shape
 from grid.workloads import Item, num_rounds, real_rounds
 
@@ -41,7 +41,7 @@ def _start(arm: Arm, shape: Shape, order: dict[str, Any]) -> GridEngine:
 
 
 def _warm_up(engine: GridEngine, _: Shape, concurrency: int) -> None:
-    engine.round(real_rounds(concurrency, 1, WARM_UP_TOKENS)[0])
+    engine.round(real_rounds(concurrency, 1, warm_up_tokens())[0])
 
 
 def _answer(engine: GridEngine, _: dict[str, Any], point: dict[str, Any]) -> Any:

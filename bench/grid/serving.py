@@ -17,16 +17,24 @@ from grid.engine import GridEngine, Mismatch
 from grid.shapes import SHAPES, Shape
 from grid.workloads import make_plan
 
-# Output tokens of the rounds that compile what is compiled on first use.
-WARM_UP_TOKENS = 24
+# Output tokens of the rounds that compile what is compiled on first use. On a CPU, in
+# Triton's interpreter, nothing is.
+_WARM_UP_TOKENS, _WARM_UP_TOKENS_ON_CPU = 24, 2
 
 Engine = TypeVar("Engine", bound=GridEngine)
 Json = dict[str, Any]
 
 
+def warm_up_tokens() -> int:
+    """Return the output tokens of a round that warms an engine up."""
+    import torch
+
+    return _WARM_UP_TOKENS if torch.cuda.is_available() else _WARM_UP_TOKENS_ON_CPU
+
+
 def short_round(engine: GridEngine, shape: Shape, concurrency: int) -> None:
     """Run one round of so many requests that compiles what is compiled on first use."""
-    plan = make_plan("mid", concurrency, shape.vocab_size, WARM_UP_TOKENS)
+    plan = make_plan("mid", concurrency, shape.vocab_size, warm_up_tokens())
     engine.round(plan.rounds[0])
 
 

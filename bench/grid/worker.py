@@ -7,6 +7,7 @@ import torch
 import vllm.envs as envs
 
 from grid.force import Process, Trajectories
+from grid.forced_budgets import ForcedBudgets
 from grid.steps_seen import StepsSeen
 
 if not envs.VLLM_USE_V2_MODEL_RUNNER:
@@ -23,6 +24,7 @@ class GridWorker:
     model_runner: Any
     _grid_steps: StepsSeen | None = None
     _grid_counted: Any = None
+    _grid_forced: ForcedBudgets | None = None
 
     def grid_load(self, outputs: list[list[int]], prompt_lens: list[int]) -> None:
         """Take the texts of the next run."""
@@ -68,6 +70,15 @@ class GridWorker:
         if self._grid_counted is None:
             self._grid_counted = counting._counted
         counting._counted = self._grid_counted if counted else lambda runner: None
+
+    def grid_force_budgets(self, budgets: list[int], block: int) -> None:
+        """Verify so many places in a step, until :meth:`grid_free_budgets`."""
+        self._grid_forced = ForcedBudgets(self.model_runner, budgets, block)
+
+    def grid_free_budgets(self) -> list[dict[str, float]]:
+        """Let the trimmer choose again; return what steps took until now."""
+        assert self._grid_forced is not None
+        return self._grid_forced.stop()
 
     def grid_measure_costs(self) -> dict[str, Any] | None:
         """Measure what steps cost once more, now that no other engine is starting.

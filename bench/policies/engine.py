@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mrv2_spec.kernels.value_drafts import (
+    MAX_COUNT,
     NUM_BINS,
     ROUNDS,
     TALLY_WIDTH,
@@ -32,6 +33,8 @@ from .confidence import Confidence, fill
 _TILE_TOKENS, _LEAST_SHARE = 16, 0.75
 _MOST_DRAFTS = 4096
 _EDGES = np.array(bin_edges())[::-1]
+# Counts of what came true are halved above this, as on the device.
+COUNT_LIMIT = float(MAX_COUNT)
 
 
 def measured_costs(path: Path, k: int) -> tuple[StepCosts, list[int]]:

@@ -227,6 +227,81 @@ def test_without_shadow_acceptance_it_never_wakes(sim: ModuleType) -> None:
     assert after.rows == 0
 
 
+def engine_costs(tmp_path: Path, slope: float = 0.0228) -> Path:
+    """Write what engines with k=K and k=5 measured; those with K like ``LINEAR``."""
+    sizes = [1, 2, 4, 8, *range(16, 513, 16)]
+    curve = [[size, 4.6 + slope * size] for size in (*sizes, 8192)]
+    names = ("plain", "bare", "drafting")
+    right = {name: curve for name in names}
+    wrong = {name: [[1, 99.0]] for name in names}
+    path = tmp_path / "engine_costs.jsonl"
+    lines = [
+        {"k": K, "max_graph_tokens": 512, **wrong},
+        {"k": K, "max_graph_tokens": 512, **right},
+        {"k": 5, "max_graph_tokens": 512, **wrong},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def engine_policy(sim: ModuleType, tmp_path: Path, slope: float = 0.0228) -> object:
+    engine = sys.modules["policies.engine"]
+    costs, sizes = engine.measured_costs(engine_costs(tmp_path, slope), K)
+    assert sizes[-1] == 512 and float(costs.drafting(np.array([8192.0]))[0]) > 99
+    return engine.Engine(sim.Hazards(sim.run_classes, limit=64.0), K, costs, sizes)
+
+
+def test_the_plugins_own_policy_sleeps_and_wakes(
+    sim: ModuleType, tmp_path: Path
+) -> None:
+    policy = engine_policy(sim, tmp_path)
+    made = never_right(sim)
+    sim.simulate(made, policy, 64, K, sim.LINEAR, 300, 0)
+    asleep = sim.simulate(made, policy, 64, K, sim.LINEAR, 100, 0)
+    assert asleep.rows == 0 and asleep.ratio == pytest.approx(1)
+    made.right[:] = np.minimum(K, 40 - np.arange(40))
+    sim.simulate(made, policy, 64, K, sim.LINEAR, 200, 0)
+    before = policy.expected  # type: ignore[attr-defined]
+    awake = sim.simulate(made, policy, 64, K, sim.LINEAR, 100, 0)
+    assert awake.ratio > 1.5
+    expected = policy.expected - before  # type: ignore[attr-defined]
+    assert awake.accepted == pytest.approx(expected, rel=0.1)
+
+
+def test_wrong_beliefs_make_the_plugins_policy_slower(
+    sim: ModuleType, tmp_path: Path
+) -> None:
+    made = never_right(sim)
+    # Half of the drafts come true.
+    made.right[::2] = np.minimum(K, 40 - np.arange(40))[::2]
+    ratios = []
+    for slope in (0.0228, 0.5):
+        policy = engine_policy(sim, tmp_path, slope)
+        sim.simulate(made, policy, 64, K, sim.LINEAR, 300, 0)
+        ratios.append(sim.simulate(made, policy, 64, K, sim.LINEAR, 100, 0).ratio)
+    assert ratios[0] > ratios[1] + 0.05
+
+
+def test_tallies_are_the_kernels(sim: ModuleType) -> None:
+    from mrv2_spec.kernels.value_drafts import NUM_BINS, ROUNDS, bin_edges
+
+    rng = np.random.default_rng(7)
+    values = np.cumprod(rng.uniform(0.2, 1.0, (9, K)), axis=1)
+    values[4, 2:] = 0.0
+    tally = sys.modules["policies.engine"]._tally(values)
+    bins = [sum(v < edge for edge in bin_edges()) for v in values[values > 0].tolist()]
+    assert tally[:NUM_BINS].tolist() == [bins.count(i) for i in range(NUM_BINS)]
+    assert tally[ROUNDS] == 9
+
+
+def test_without_costs_of_an_engine_its_policy_is_refused(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sim, "MEASURED", tmp_path / "none.jsonl")
+    with pytest.raises(SystemExit, match=r"none\.jsonl has no engine with k=4"):
+        sim.POLICIES["engine"]("ngram-latest", K)
+
+
 def test_budgets_fill_graphs(sim: ModuleType) -> None:
     curve = sys.modules["policies.curve"]
     assert curve.candidates(60, 60 * 16, (1, 32, 64, 96)).tolist()[:3] == [0, 4, 36]
