@@ -299,7 +299,8 @@ def read_costs(path: Path) -> list[Costs]:
             costs = _costs(line)
         except ValueError as error:
             raise ResultError(f"{path.name}:{number}: {error}") from None
-        found[costs.run_id, costs.commit, costs.label] = costs
+        machine = costs.gpu, costs.model
+        found[machine, costs.run_id, costs.commit, costs.label] = costs
     _same_machine(path, list(found.values()))
     return list(found.values())
 
