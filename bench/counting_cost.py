@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from grid.arms import parse_arms
 from grid.plan import Point
-from grid.shapes import LLAMA_8B, TINY
-from grid.waves import Waves, leave_without_gpu, present
-from grid.workloads import SEED, DataMissing, make_plan
+from grid.waves import of_one_workload
+from grid.workloads import SEED
 from harness import RESULTS, machine, save
 
 NAME = "counting_cost"
@@ -40,30 +38,23 @@ def main(
     tiny: Annotated[bool, typer.Option(help="on the CPU")] = False,
 ) -> None:
     """Run each arm and print what counting costs it."""
-    leave_without_gpu(tiny)
-    shape = TINY if tiny else LLAMA_8B
-    try:
-        chosen = parse_arms(arms)
-        make_plan(workload, 1, shape.vocab_size, length)
-    except (KeyError, ValueError, DataMissing) as error:
-        raise typer.BadParameter(str(error)) from error
-    uncounted = [arm.label for arm in chosen if not arm.kind.plugin]
-    if uncounted:
-        raise typer.BadParameter(f"{', '.join(uncounted)}: nothing is counted there")
-    waves = Waves.within(
+    chosen, waves = of_one_workload(
         time_limit,
-        shape=shape,
+        arms=arms,
+        fits=lambda arm: arm.kind.plugin,
+        lacking="nothing is counted there",
+        workload=workload,
+        tiny=tiny,
+        length=length,
         work=work,
         module="grid.counting",
-        in_process=False,
         kv_gib=kv_gib,
-        length=length,
         more={"pairs": pairs},
     )
     record: dict[str, Any] = {
         **machine(commit), "seed": SEED, "workload": workload, "c": c, "arms": {},
     }  # fmt: skip
-    for arm, _, answer in waves.run(present(chosen, tiny), [Point(workload, c)], 1):
+    for arm, _, answer in waves.run(chosen, [Point(workload, c)], 1):
         record["arms"][arm.label] = {**answer, **difference(answer)}
         print(verdict(arm.label, record["arms"][arm.label]), flush=True)
     record["failures"] = waves.failures

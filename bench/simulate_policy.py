@@ -37,7 +37,6 @@ from policies.curve import (
     run_classes,
 )
 from policies.drafts import DRAFTERS, MAX_N, Drafts, find, find_rounds
-from policies.engine import COUNT_LIMIT, Engine, measured_costs
 from policies.fitted import Fitted
 from policies.paper import Fixed, Lag, Learned, Valid
 from policies.workloads import FILES, WORKLOADS, engine_rounds, load
@@ -70,17 +69,20 @@ def _counted(k: int) -> Counted:
     return Counted(match_key, MAX_N + 1, k)
 
 
-def _hazards(drafter: str, limit: float = 4096.0) -> Hazards:
+def _hazards(drafter: str, **settings: float) -> Hazards:
     ngram = drafter.startswith("ngram")
-    return Hazards(run_classes if ngram else confidence_classes, limit=limit)
+    return Hazards(run_classes if ngram else confidence_classes, **settings)
 
 
-def _engine(drafter: str, k: int) -> Engine:
+def _engine(drafter: str, k: int) -> Policy:
+    # Here alone: it takes the plugin's drafting in, and with it vLLM.
+    from policies.engine import COUNT_LIMIT, Engine, measured_costs
+
     try:
         costs, sizes = measured_costs(MEASURED, k)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SystemExit(f"no costs of an engine: {error!r}") from None
-    return Engine(_hazards(drafter, COUNT_LIMIT), k, costs, sizes)
+    return Engine(_hazards(drafter, limit=COUNT_LIMIT), k, costs, sizes)
 
 
 # By name: a policy for a drafter and k. The first four are those of the paper table.

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from grid.arms import parse_arms
 from grid.plan import Point
-from grid.shapes import LLAMA_8B, TINY
-from grid.waves import Waves, leave_without_gpu, present
-from grid.workloads import SEED, DataMissing, make_plan
+from grid.waves import of_one_workload
+from grid.workloads import SEED
 from harness import RESULTS, machine, save
 
 NAME = "step_times"
@@ -55,30 +53,29 @@ def main(
     tiny: Annotated[bool, typer.Option(help="on the CPU")] = False,
 ) -> None:
     """Time the steps of each arm."""
-    leave_without_gpu(tiny)
-    shape = TINY if tiny else LLAMA_8B
     try:
-        chosen, places = parse_arms(arms), numbers(c)
+        points = [Point(workload, one) for one in numbers(c)]
         more = {"rows": numbers(rows), "block": block}
-        make_plan(workload, 1, shape.vocab_size, length)
-    except (KeyError, ValueError, DataMissing) as error:
+    except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    untrimmed = [arm.label for arm in chosen if not arm.kind.trimmed]
-    if untrimmed:
-        raise typer.BadParameter(f"{', '.join(untrimmed)}: nothing is trimmed there")
-    waves = Waves.within(
+    chosen, waves = of_one_workload(
         time_limit,
-        shape=shape,
+        arms=arms,
+        fits=lambda arm: arm.kind.trimmed,
+        lacking="nothing is trimmed there",
+        workload=workload,
+        tiny=tiny,
+        length=length,
         work=work,
         module="grid.step_times",
-        in_process=False,
         kv_gib=kv_gib,
-        length=length,
         more=more,
     )
+    most = waves.shape.engine["max_num_seqs"]
+    if max(point.c for point in points) > most:
+        raise typer.BadParameter(f"--c {c}: at most {most}")
     found: list[dict[str, Any]] = []
-    points = [Point(workload, one) for one in places]
-    for arm, _, answer in waves.run(present(chosen, tiny), points, 1):
+    for arm, _, answer in waves.run(chosen, points, 1):
         for step in answer["steps"]:
             found.append({"arm": arm.name, "k": arm.k, **step})
             print(line(found[-1]), flush=True)

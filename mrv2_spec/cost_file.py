@@ -76,11 +76,8 @@ def _curve(content: Any) -> CostCurve:
     costs = [float(cost) for cost in ms]
     if not rises or not all(math.isfinite(cost) and cost > 0 for cost in costs):
         raise ValueError("a curve's sizes do not rise, or a cost is not positive")
-    return CostCurve(
-        np.asarray(tokens, np.float64),
-        np.asarray(costs),
-        int(content["max_graph_tokens"]),
-    )
+    most = int(content["max_graph_tokens"])
+    return CostCurve(np.asarray(tokens, np.float64), np.asarray(costs), most)
 
 
 def write_costs(

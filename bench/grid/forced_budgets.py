@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-# Steps are launched ahead of the device: one that many alike came before takes what the
-# time between two launches says.
-SETTLED = 4
+from grid.steps_seen import Launches
 
 
 class ForcedBudgets:
@@ -27,8 +25,7 @@ class ForcedBudgets:
         self._gpu_waited = _GPU_WAITED
         self._budgets, self._block = list(budgets), block
         self._steps = 0
-        # Of the steps just before: how many alike, of how many requests and places.
-        self._row, self._last, self._since = 0, (0, 0), 0.0
+        self._launches = Launches()
         self._ms: dict[tuple[int, int], list[float]] = defaultdict(list)
         self._reckoned_ms: dict[tuple[int, int], list[float]] = defaultdict(list)
         self._waited: dict[tuple[int, int], list[bool]] = defaultdict(list)
@@ -47,19 +44,19 @@ class ForcedBudgets:
     def _choose(self, scheduler_output: Any) -> int:
         now = time.perf_counter()
         manager = self._manager
-        last, took_ms = self._last, (now - self._since) * 1000
-        row, reckoned_ms = self._row, manager.expected_ms
         budget: int = self._originals[1](scheduler_output)
-        self._last, self._since = (manager.num_requests, budget), now
+        kind = (manager.num_requests, budget)
         # Beside prompts nothing is reckoned.
         decodes = manager.expected_ms > 0
         self._steps += decodes
-        self._row = (row + 1 if self._last == last else 1) if decodes else 0
-        if self._row > SETTLED:
-            self._ms[last].append(took_ms)
-            self._reckoned_ms[last].append(reckoned_ms)
+        alike = kind if decodes else None
+        known = self._launches.note(now, alike, manager.expected_ms)
+        if known is not None:
+            took_ms, reckoned_ms = known
+            self._ms[kind].append(took_ms)
+            self._reckoned_ms[kind].append(reckoned_ms)
             waited = getattr(self._runner, self._gpu_waited, False)
-            self._waited[last].append(bool(waited))
+            self._waited[kind].append(bool(waited))
         return budget
 
     def stop(self) -> list[dict[str, float]]:

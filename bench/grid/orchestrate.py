@@ -277,25 +277,28 @@ class Orchestrator:
             "trimmed": arm.kind.trimmed,
             **figures,
             "seed": SEED,
-            "model": self._settings.shape.name,
-            "time": _now(),
-            **self._settings.machine,
+            **self._origin(),
         }
         self._write(arm, point, line)
 
     def _record_costs(self, arm: Arm, costs: dict[str, Any]) -> None:
-        settings = self._settings
         line = {
-            "run_id": settings.run_id,
+            "run_id": self._settings.run_id,
             "arm": arm.name,
             "k": arm.k,
-            "model": settings.shape.name,
             "max_graph_tokens": costs["max_graph_tokens"],
             **costs["curves"],
-            "time": _now(),
-            **settings.machine,
+            **self._origin(),
         }
-        record.append(settings.path.with_name(record.COSTS), line)
+        record.append(self._settings.path.with_name(record.COSTS), line)
+
+    def _origin(self) -> dict[str, Any]:
+        """Return of what, when and where a line is."""
+        return {
+            "model": self._settings.shape.name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **self._settings.machine,
+        }
 
     def _write(self, arm: Arm, point: Point, line: dict[str, Any]) -> None:
         record.append(self._settings.path, line)
@@ -312,7 +315,3 @@ class Orchestrator:
         self.outcome.failures.append(text)
         self._settings.say(f"FAILED {text}")
         children.pop(arm).stop()
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

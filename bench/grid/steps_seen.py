@@ -4,10 +4,47 @@ import time
 from typing import Any
 
 # Steps are launched ahead of the device: the time between two launches is that of a
-# step with drafts where so many before, and the next one, had some.
+# step where so many before, and the next one, are like it.
 _IN_A_ROW = 4
 # Sums of fractions are kept in so many parts.
 PARTS = 1000
+
+
+class Launches:
+    """Tells what a step took, where steps like it came before and after."""
+
+    def __init__(self) -> None:
+        # Of the steps just before, in a row: how many, what they are like, what the
+        # last one should take, and since when.
+        self._row = 0
+        self._alike: Any = None
+        self._reckoned_ms = self._since = 0.0
+
+    def begin(self) -> None:
+        """Take what follows for other requests: they come whenever they come."""
+        self._row = 0
+
+    def note(
+        self, now: float, alike: Any, reckoned_ms: float
+    ) -> tuple[float, float] | None:
+        """Take in a step that is launched.
+
+        Args:
+            now: when, in seconds.
+            alike: equal for steps that take about as long; None for one that is like
+                no other.
+            reckoned_ms: what it should take.
+
+        Returns:
+            What the step before it took and should have taken, in ms; None where that
+            is not known.
+        """
+        row, last, since = self._row, self._reckoned_ms, self._since
+        self._row = (row + 1 if alike == self._alike else 1) if alike is not None else 0
+        self._alike, self._reckoned_ms, self._since = alike, reckoned_ms, now
+        if self._row > row >= _IN_A_ROW:
+            return (now - since) * 1000, last
+        return None
 
 
 class StepsSeen:
@@ -33,27 +70,27 @@ class StepsSeen:
         self.counts = dict.fromkeys((*names, *more), 0)
         self._manager = manager
         self._choose = manager.choose
-        # Of the steps with drafts just before, in a row: how many, of how many
-        # requests, and what the last one should take, since when.
-        self._row = self._num_requests = 0
-        self._reckoned_us = 0
-        self._since = 0.0
+        self._launches = Launches()
         manager.choose = self._counting_choose
 
     def begin_round(self) -> None:
         """Take what follows for other requests: they come whenever they come."""
-        self._row = 0
+        self._launches.begin()
 
     def _counting_choose(self, scheduler_output: Any) -> int:
         now = time.perf_counter()
         budget: int = self._choose(scheduler_output)
-        counts, policy = self.counts, self._manager.policy
-        row, reckoned_us, since = self._row, self._reckoned_us, self._since
-        self._note(budget, now)
-        if self._row > row >= _IN_A_ROW:
+        manager, counts = self._manager, self.counts
+        policy, reckoned_ms = manager.policy, manager.expected_ms
+        # Beside prompts nothing is reckoned.
+        timed = bool(budget) and reckoned_ms > 0
+        alike = manager.num_requests if timed else None
+        known = self._launches.note(now, alike, reckoned_ms)
+        if known is not None:
+            took_ms, should_ms = known
             counts["steps_timed"] += 1
-            counts["reckoned_us"] += reckoned_us
-            counts["took_us"] += round((now - since) * 1e6)
+            counts["reckoned_us"] += round(should_ms * 1000)
+            counts["took_us"] += round(took_ms * 1000)
         if budget:
             counts["steps_with"] += 1
             counts["budget"] += budget
@@ -65,13 +102,3 @@ class StepsSeen:
         elif policy.asleep:
             counts["steps_asleep"] += 1
         return budget
-
-    def _note(self, budget: int, now: float) -> None:
-        manager = self._manager
-        # Beside prompts nothing is reckoned.
-        in_row = budget and manager.expected_ms > 0
-        alike = manager.num_requests == self._num_requests
-        self._row = (self._row + 1 if alike else 1) if in_row else 0
-        self._num_requests = manager.num_requests
-        self._reckoned_us = round(manager.expected_ms * 1000)
-        self._since = now

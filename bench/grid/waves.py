@@ -4,17 +4,18 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from grid.arms import Arm
+from grid.arms import Arm, parse_arms
 from grid.child import Child, EngineFailed
 from grid.plan import Point
-from grid.shapes import Shape, write_model
+from grid.shapes import LLAMA_8B, TINY, Shape, write_model
+from grid.workloads import DataMissing, make_plan
 
 START_LIMIT_SECONDS = 420.0
 # vLLM's caches and the logs, where no other folder is asked for.
@@ -177,6 +178,49 @@ class Waves:
         self.failures.append(text)
         print(f"FAILED {text}", flush=True)
         children.pop(arm).stop()
+
+
+def of_one_workload(
+    seconds: float,
+    *,
+    arms: str,
+    fits: Callable[[Arm], bool],
+    lacking: str,
+    workload: str,
+    tiny: bool,
+    length: int,
+    **others: Any,
+) -> tuple[list[Arm], Waves]:
+    """Return the arms of a command line that can run here, and waves for them.
+
+    Args:
+        seconds: see :meth:`Waves.within`.
+        arms: as the command line names them.
+        fits: whether an arm has what is measured.
+        lacking: what is said of one that does not fit.
+        workload: whose texts must be there.
+        tiny: whether a small model runs on the CPU.
+        length: output tokens of each request; 0: the workload's own.
+        others: other attributes of the waves.
+
+    Raises:
+        typer.BadParameter: an arm or workload that cannot be measured.
+        typer.Exit: there is no GPU.
+    """
+    leave_without_gpu(tiny)
+    shape = TINY if tiny else LLAMA_8B
+    try:
+        chosen = parse_arms(arms)
+        make_plan(workload, 1, shape.vocab_size, length)
+    except (KeyError, ValueError, DataMissing) as error:
+        raise typer.BadParameter(str(error)) from error
+    unfit = [arm.label for arm in chosen if not fits(arm)]
+    if unfit:
+        raise typer.BadParameter(f"{', '.join(unfit)}: {lacking}")
+    waves = Waves.within(
+        seconds, shape=shape, length=length, in_process=False, **others
+    )
+    return present(chosen, tiny), waves
 
 
 def present(arms: Iterable[Arm], on_cpu: bool) -> list[Arm]:

@@ -102,11 +102,10 @@ class GridWorker:
             name: list(zip(curve["tokens"].tolist(), curve["ms"].tolist(), strict=True))
             for name, curve in asdict(costs).items()
         }
-        most = costs.drafting.max_graph_tokens
         return {
             "words": costs.describe(),
             "curves": curves,
-            "max_graph_tokens": most,
+            "max_graph_tokens": costs.drafting.max_graph_tokens,
         }
 
     def grid_describe(self) -> dict[str, Any]:

@@ -5,12 +5,11 @@ measurement, corrected by its clock. So a replay tells what wrong beliefs cost. 
 out: prompts, the time that looks take, and a host that is slower than the device.
 """
 
-import json
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from grid.record import read
 
 from mrv2_spec.kernels.value_drafts import (
     MAX_COUNT,
@@ -50,11 +49,10 @@ def measured_costs(path: Path, k: int) -> tuple[StepCosts, list[int]]:
     Raises:
         ValueError: the record has none, or is not whole.
     """
-    lines = path.read_text().splitlines() if path.is_file() else []
-    found = [line for line in map(json.loads, lines) if line["k"] == k]
+    found = [line for line in read(path) if line["k"] == k]
     if not found:
         raise ValueError(f"{path.name} has no engine with k={k}")
-    line: dict[str, Any] = found[-1]
+    line = found[-1]
     most = line["max_graph_tokens"]
 
     def curve(name: str) -> CostCurve:

@@ -29,10 +29,10 @@ def engine_costs(costs: list[Costs]) -> str:
     for size in SIZES:
         if size not in drafting:
             continue
-        cells = [f"{drafting[size]:.2f}"]
-        alone = [size in curve for curve in (bare, plain)]
-        cells.append(f"{bare[size]:.2f}" if alone[0] else NOTHING)
-        cells.append(f"{plain[size] - bare[size]:.2f}" if all(alone) else NOTHING)
+        cells = [f"{drafting[size]:.2f}", NOTHING, NOTHING]
+        # Up to the most requests, both at the same sizes.
+        if size in bare and size in plain:
+            cells[1:] = f"{bare[size]:.2f}", f"{plain[size] - bare[size]:.2f}"
         rows.append((size, *cells))
     head = ("tokens", "with drafts", "one a request", "and contexts of 512")
     spread = max(
@@ -75,34 +75,31 @@ def _medians(curves: list[Curve]) -> dict[float, float]:
 
 def reckoned(grid: Grid) -> str:
     """What steps with drafts were expected to bring and to take, and what they did."""
+    newest = {
+        (Arm(point.arm, point.k), point.c, point.workload): point
+        for point in sorted(grid.points, key=lambda point: point.when)
+        if point.expected_accepted is not None
+    }
     rows = []
     arms = [arm for arm in in_order(grid.arms) if arm.name in ("ngram", "suffix")]
     for workload in workloads_in_order(grid.workloads):
         for arm in arms:
-            cells = [_newest(grid, arm, c, workload) for c in grid.concurrencies]
-            if any(cells):
-                rows.append((workload, arm.label, *(cell or NOTHING for cell in cells)))
+            found = [newest.get((arm, c, workload)) for c in grid.concurrencies]
+            if any(found):
+                cells = [_cell(point) if point else NOTHING for point in found]
+                rows.append((workload, arm.label, *cells))
     if not rows:
         return "No point says what was expected yet."
     return table(("workload", "arm", *(f"c={c}" for c in grid.concurrencies)), rows)
 
 
-def _newest(grid: Grid, arm: Arm, c: int, workload: str) -> str | None:
-    """Return a cell of the newest point that says it, if any does."""
-    points = [
-        point
-        for point in grid.points
-        if (Arm(point.arm, point.k), point.c, point.workload) == (arm, c, workload)
-        and point.expected_accepted is not None
-    ]
-    return _cell(max(points, key=lambda point: point.when)) if points else None
-
-
 def _cell(point: Point) -> str:
     places = (point.drafted or 0) + (point.fillers or 0)
-    if not point.mean_budget or point.expected_accepted is None:
-        return NOTHING
-    if places < LEAST_PLACES:
+    if (
+        not point.mean_budget
+        or point.expected_accepted is None
+        or places < LEAST_PLACES
+    ):
         return NOTHING
     text = f"{point.mean_budget:.0f}: {point.expected_accepted / point.mean_budget:.0%}"
     text += f" / {(point.accepted or 0) / places:.0%}"

@@ -1,16 +1,17 @@
 """Reads results for the report, and refuses what is truncated or cannot be."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-GRID = "engine_grid.jsonl"
-COSTS = "engine_costs.jsonl"
+from grid.record import COSTS as COSTS
+from grid.record import NAME as GRID
+
 # Where a result comes from. On a CPU there is no driver, and not all need vLLM.
 MACHINE = ("gpu", "driver", "torch", "vllm", "commit", "command")
 # When a point was measured that does not say it.
@@ -84,6 +85,7 @@ def making(what: str) -> Iterator[None]:
 
 
 Curve = tuple[tuple[float, float], ...]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +270,18 @@ def read_grid(path: Path) -> list[Point]:
         ResultError: a line is truncated or holds what cannot be; the whole record is
             refused, as nobody knows what else is wrong with it.
     """
-    points = []
-    for number, line in _lines(path):
-        try:
-            points.append(_point(line))
-        except ValueError as error:
-            raise ResultError(f"{path.name}:{number}: {error}") from None
+    points = list(_each(path, _point))
     _same_machine(path, points)
     return points
+
+
+def _each(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
+    """Yield what is made of each line of a record; a line that cannot be is named."""
+    for number, line in _lines(path):
+        try:
+            yield make(line)
+        except ValueError as error:
+            raise ResultError(f"{path.name}:{number}: {error}") from None
 
 
 def _same_machine(path: Path, lines: Sequence[Point] | Sequence[Costs]) -> None:
@@ -294,11 +300,7 @@ def read_costs(path: Path) -> list[Costs]:
         ResultError: as of a grid's record.
     """
     found = {}
-    for number, line in _lines(path):
-        try:
-            costs = _costs(line)
-        except ValueError as error:
-            raise ResultError(f"{path.name}:{number}: {error}") from None
+    for costs in _each(path, _costs):
         machine = costs.gpu, costs.model
         found[machine, costs.run_id, costs.commit, costs.label] = costs
     _same_machine(path, list(found.values()))
@@ -306,9 +308,7 @@ def read_costs(path: Path) -> list[Costs]:
 
 
 def _costs(line: dict[str, Any]) -> Costs:
-    for name in MACHINE:
-        if name not in line:
-            raise ValueError(f"no {name}")
+    _members(line, MACHINE)
     _machine(line)
     for name in ("arm", "run_id", "model"):
         _words(line, name)
@@ -362,9 +362,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _point(line: dict[str, Any]) -> Point:
-    for name in (*MACHINE, "coverage", "drafted", "accepted", "trimmed"):
-        if name not in line:
-            raise ValueError(f"no {name}")
+    _members(line, (*MACHINE, "coverage", "drafted", "accepted", "trimmed"))
     _machine(line)
     for name in _TEXT:
         _words(line, name)
@@ -432,6 +430,12 @@ def _point(line: dict[str, Any]) -> Point:
         copied=line.get("measured_as") is not None,
         when=_moment(line),
     )
+
+
+def _members(line: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if name not in line:
+            raise ValueError(f"no {name}")
 
 
 def _moment(line: dict[str, Any]) -> datetime:

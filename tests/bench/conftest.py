@@ -11,6 +11,13 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
+@pytest.fixture(autouse=True)
+def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let benchmarks, and tests that share something, be imported by name."""
+    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+
 @pytest.fixture
 def tiny_run(tmp_path: Path) -> Callable[..., str]:
     """Return a function that runs a benchmark on the CPU, and returns what it prints.

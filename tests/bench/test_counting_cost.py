@@ -12,12 +12,6 @@ import torch
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-@pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-
-
 def test_a_difference_is_that_of_pairs() -> None:
     pytest.importorskip("typer")
     difference = importlib.import_module("counting_cost").difference

@@ -16,11 +16,6 @@ SCRIPT = ROOT / "bench" / "report.py"
 NONE = {"v2-none": "none", "v1-none": "none"}
 
 
-@pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "bench")
-
-
 def part(name: str) -> ModuleType:
     """Return one of the report's modules."""
     return import_module(f"reporting.{name}")

@@ -245,7 +245,7 @@ def engine_costs(tmp_path: Path, slope: float = 0.0228) -> Path:
 
 
 def engine_policy(sim: ModuleType, tmp_path: Path, slope: float = 0.0228) -> object:
-    engine = sys.modules["policies.engine"]
+    engine = importlib.import_module("policies.engine")
     costs, sizes = engine.measured_costs(engine_costs(tmp_path, slope), K)
     assert sizes[-1] == 512 and float(costs.drafting(np.array([8192.0]))[0]) > 99
     return engine.Engine(sim.Hazards(sim.run_classes, limit=64.0), K, costs, sizes)
@@ -288,7 +288,7 @@ def test_tallies_are_the_kernels(sim: ModuleType) -> None:
     rng = np.random.default_rng(7)
     values = np.cumprod(rng.uniform(0.2, 1.0, (9, K)), axis=1)
     values[4, 2:] = 0.0
-    tally = sys.modules["policies.engine"]._tally(values)
+    tally = importlib.import_module("policies.engine")._tally(values)
     bins = [sum(v < edge for edge in bin_edges()) for v in values[values > 0].tolist()]
     assert tally[:NUM_BINS].tolist() == [bins.count(i) for i in range(NUM_BINS)]
     assert tally[ROUNDS] == 9

@@ -17,11 +17,6 @@ SHARED = Path(os.environ.get("MRV2_SPEC_SHARED", ROOT.parent / "shared"))
 TEXTS = SHARED / "data" / "smollm2_spec_bench.jsonl.gz"
 
 
-@pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-
-
 def module(name: str) -> Any:
     """Return a module of the benchmarks."""
     return importlib.import_module(name)

@@ -12,12 +12,6 @@ import torch
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-@pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-
-
 def test_numbers() -> None:
     pytest.importorskip("typer")
     numbers = importlib.import_module("step_times").numbers

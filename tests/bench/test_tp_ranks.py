@@ -14,12 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 
 
-@pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-
-
 def module(name: str) -> Any:
     """Return a module of the benchmarks."""
     return importlib.import_module(name)

@@ -20,12 +20,6 @@ import torch
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-@pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-
-
 def grid(name: str) -> ModuleType:
     """Return one of the grid's modules."""
     return importlib.import_module(f"grid.{name}")
